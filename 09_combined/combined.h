@@ -20,17 +20,12 @@ extern int64_t C;                   /* tokens per sequence chunk; rows go chunk 
 extern int local_chunks;            /* sequence chunks on this rank, of each sequence */
 extern int in_flight;               /* micro-batches whose activations are stored at once */
 
-/* What one block's forward saves for its backward. The block's input is in Acts.x. */
-typedef struct {
-    Tensor ln1, ln1_stats;          /* (R, H), (R, 2)   stats: mean and rstd */
-    Tensor qkv;                     /* (B, T, 3*A*D)    per head: q, k, v; q and k after RoPE */
-    Tensor lse;                     /* (B*T*A)          log-sum-exp of each softmax; in d: delta, rowsum(dO*O) */
-    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
-    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
-    Tensor ln2, ln2_stats;          /* (R, H), (R, 2) */
-    Tensor up, gelu;                /* (B, T, F) */
-    Tensor branch;                  /* (R, H)           what attention, then the MLP, adds to the stream; not saved */
-} BlockActs;
+/* BlockActs, which ring.c and pipeline.c take from here. A program that has these two files with blocks of its own
+ * names its header first. */
+#ifndef BLOCK_ACTS
+#define BLOCK_ACTS "block_acts.h"
+#endif
+#include BLOCK_ACTS
 
 typedef struct {                    /* of one micro-batch in flight */
     Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */

@@ -338,13 +338,13 @@ static void evaluate(void)
 static void grid(void)
 {
     const int n = comm_size(world), w = comm_rank(world);
-    const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
+    const double one_dp = (double)tp_size * cp_size * pp_size;
 
-    if (dp_size ? ranks != n : fmod(n, ranks) != 0)
-        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or "
-                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
-                   dp_size ? "" : "a multiple of ", ranks, n);
-    dp_size = n / one_dp, dp_rank = w / one_dp;
+    dp_size = dp_size ? dp_size : fmax(1, floor(n / one_dp));
+    if (one_dp * dp_size != n)
+        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: expected %.0f ranks, got %d; start %.0f, or choose factors "
+                   "of %d", tp_size, cp_size, pp_size, dp_size, one_dp * dp_size, n, one_dp * dp_size, n);
+    dp_rank = w / one_dp;
     const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
     const bool has_embedding = p == 0 || p == pp_size - 1;
     tp = comm_split(world, (dp_rank * pp_size + p) * cp_size + c, "tp");

@@ -1,3 +1,3 @@
-/* pp: 09's pipeline, unchanged. The header of this program comes first, and has the same guard as that of 09. */
+/* pp: 09's pipeline, unchanged but for the BlockActs of this program. */
 #include "combined.h"
 #include "../09_combined/pipeline.c"

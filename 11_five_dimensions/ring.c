@@ -1,3 +1,3 @@
-/* cp: 09's ring attention, unchanged. The header of this program comes first, and has the same guard as that of 09. */
+/* cp: 09's ring attention, unchanged but for the BlockActs of this program. */
 #include "combined.h"
 #include "../09_combined/ring.c"

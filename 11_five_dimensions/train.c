@@ -34,7 +34,8 @@ static AdamW optimizer;
 static Request **unit_request;      /* 2 * L + 2: in flight: a unit's gradients, or updated parameters */
 
 int64_t B, T, R, L, H, A, D, F, V, C, S, E, K, G, Q, P;         /* local sizes: combined.h */
-int local_chunks, in_flight, begin, end;
+int local_chunks, in_flight;
+static int begin, end;              /* the local layers: begin to end - 1 of this pipeline stage */
 
 static BlockActs d_block;           /* gradients of the current block's activations */
 static Tensor final, final_stats, d_final;      /* (R, H), (R, 2), (R, H)  on the last pipeline stage */
@@ -335,13 +336,13 @@ static void evaluate(void)
 static void grid(void)
 {
     const int n = comm_size(world), w = comm_rank(world);
-    const double one_dp = (double)tp_size * cp_size * pp_size, ranks = one_dp * (dp_size ? dp_size : 1);
+    const double one_dp = (double)tp_size * cp_size * pp_size;
 
-    if (dp_size ? ranks != n : fmod(n, ranks) != 0)
-        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: %.0f does not %s the %d ranks; start %s%.0f ranks, or "
-                   "choose factors of %d", tp_size, cp_size, pp_size, dp_size, ranks, dp_size ? "equal" : "divide", n,
-                   dp_size ? "" : "a multiple of ", ranks, n);
-    dp_size = n / one_dp, dp_rank = w / one_dp;
+    dp_size = dp_size ? dp_size : fmax(1, floor(n / one_dp));
+    if (one_dp * dp_size != n)
+        fail_usage("--tp %d x --cp %d x --pp %d x --dp %d: expected %.0f ranks, got %d; start %.0f, or choose factors "
+                   "of %d", tp_size, cp_size, pp_size, dp_size, one_dp * dp_size, n, one_dp * dp_size, n);
+    dp_rank = w / one_dp;
     const int t = w % tp_size, c = w / tp_size % cp_size, p = w / tp_size / cp_size % pp_size;
     const bool has_embedding = p == 0 || p == pp_size - 1;
     tp = comm_split(world, (dp_rank * pp_size + p) * cp_size + c, "tp");
@@ -383,11 +384,11 @@ static void sizes(void)
     E = equal_share(c->experts, ep_size, "--experts"), K = c->top_k;
     for (G = C; C % G || R % G; G--)            /* the longest span that can be on one rank */
         continue;
-    if (G % (span ? span : c->seq))             /* on one rank, it needs no counts of another */
+    const int given = span ? span : c->seq;
+    if (G % given)                              /* on one rank, it needs no counts of another */
         fail("--span: expected a divisor of %lld, so that no sequence chunk (%lld tokens) and no rank (%lld rows) has "
-             "a part of a span, got %d%s", (long long)G, (long long)C, (long long)R, span ? span : c->seq,
-             span ? "" : ", a sequence");
-    G = span ? span : c->seq;
+             "a part of a span, got %d%s", (long long)G, (long long)C, (long long)R, given, span ? "" : ", a sequence");
+    G = given;
     Q = ceil(capacity * K * G / c->experts - 1e-9);                     /* C in 10 */
     Q = capacity == 0 || Q > G ? G : Q;
     P = ep_size * (R / G) * Q;
@@ -454,7 +455,7 @@ static void set_up(void)
     sizes();
     run_set_global_batch(B * options.accumulate * dp_size);
     dtypes();
-    predict();
+    predict((Range){begin, end - begin});
     comm_connect();
     memory_check_fits();
 

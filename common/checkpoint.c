@@ -132,6 +132,11 @@ static cJSON *json_read(const char *path)
 /* The configuration from which Hugging Face builds the same model; with experts, in Mixtral's words. */
 static cJSON *config_json(Config c)
 {
+    const char *class = "GPTNeoXForCausalLM", *type = "gpt_neox";
+    int width = 4 * c.hidden;
+
+    if (c.experts)
+        class = "GPTNeoXMoeForCausalLM", type = "gpt_neox_moe", width = c.expert_width;
     cJSON *json = cJSON_Parse(format_text(
         "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"vocab_size\": %d, "
         "\"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"intermediate_size\": %d, "
@@ -140,10 +145,7 @@ static cJSON *config_json(Config c)
         "\"use_parallel_residual\": false, \"tie_word_embeddings\": true, \"attention_bias\": true, "
         "\"attention_dropout\": 0, \"hidden_dropout\": 0, \"bos_token_id\": 0, \"eos_token_id\": 0, "
         "\"torch_dtype\": \"%s\"}",
-        c.experts ? "GPTNeoXMoeForCausalLM" : "GPTNeoXForCausalLM", c.experts ? "gpt_neox_moe" : "gpt_neox", c.vocab,
-        c.hidden, c.layers, c.heads, c.experts ? c.expert_width : 4 * c.hidden, c.seq,
-        REAL == F64 ? "float64" : "float32"));
-
+        class, type, c.vocab, c.hidden, c.layers, c.heads, width, c.seq, REAL == F64 ? "float64" : "float32"));
     if (c.experts) {
         cJSON_AddNumberToObject(json, "num_local_experts", c.experts);
         cJSON_AddNumberToObject(json, "num_experts_per_tok", c.top_k);
@@ -190,10 +192,13 @@ static void config_check(const char *path, Config c)
         const cJSON *is = cJSON_GetObjectItemCaseSensitive(theirs, key);
         const cJSON *needed = cJSON_GetObjectItemCaseSensitive(ours, key);
         const bool missing = !is || cJSON_IsNull(is);
-        if (missing ? needed && !config_keys[i].standard : !cJSON_Compare(is, needed, true))
-            fail("%s: \"%s\" is %s, but this run's model has %s%s%s", path, key,
-                 missing ? "missing" : cJSON_PrintUnformatted(is), needed ? cJSON_PrintUnformatted(needed) : "none",
-                 needed && option ? " by " : "", needed && option ? option : "");
+        if (missing ? !needed || config_keys[i].standard : cJSON_Compare(is, needed, true))
+            continue;
+        const char *found = missing ? "missing" : cJSON_PrintUnformatted(is);
+        if (!needed)
+            fail("%s: \"%s\" is %s, but this run's model has none", path, key, found);
+        fail("%s: \"%s\" is %s, but this run's model has %s%s", path, key, found, cJSON_PrintUnformatted(needed),
+             option ? format_text(" by %s", option) : "");
     }
     cJSON_Delete(theirs);
     cJSON_Delete(ours);
@@ -257,16 +262,15 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
 
 /* ---- Loading ---- */
 
-static cJSON *trainer;                          /* of the checkpoint that was opened */
-
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
     const char *path = path_of(directory, TRAINER), *moments = path_of(directory, OPTIMIZER);
     char *old = directory_beside(directory, ".old"), *end = "?";
 
+    if (access(directory, F_OK) && access(old, F_OK))
+        fail("--load %s: there is no such checkpoint", directory);
     if (access(directory, F_OK))
-        fail(access(old, F_OK) ? "--load %s: there is no such checkpoint"
-             : "--load %1$s is missing, but %2$s holds the save before: mv %2$s %1$s", directory, old);
+        fail("--load %s is missing, but %s holds the save before: mv %s %s", directory, old, old, directory);
     free(old);
     config_check(path_of(directory, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
@@ -275,7 +279,7 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
              s->weights_only ? path : moments, files[TRAINER], files[OPTIMIZER]);
     if (s->weights_only)
         return;
-    trainer = json_read(path);
+    const cJSON *trainer = s->trainer = json_read(path);
     const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
     s->step = json_integer(trainer, path, "step");
     s->tokens = json_integer(trainer, path, "tokens");
@@ -301,9 +305,9 @@ void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *
     read_shards(&moments, "m.", optimizer, MOMENT_M);
     read_shards(&moments, "v.", optimizer, MOMENT_V);
     safetensors_close(&moments);
-    optimizer->step = json_integer(trainer, path_of(directory, TRAINER), "optimizer_step");
+    optimizer->step = json_integer(state->trainer, path_of(directory, TRAINER), "optimizer_step");
     for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
-        const cJSON *x = cJSON_GetObjectItemCaseSensitive(trainer, k->name);    /* if its program has the same number */
+        const cJSON *x = cJSON_GetObjectItemCaseSensitive(state->trainer, k->name);     /* if its program has it too */
         if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))
             fail("%s/%s: \"%s\": expected a number of at least 0, got %s", directory, files[TRAINER], k->name,
                  cJSON_PrintUnformatted(x));

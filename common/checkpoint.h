@@ -32,6 +32,7 @@ typedef struct {
     int64_t step, tokens;           /* since the start of training */
     uint64_t seed;
     bool weights_only;              /* the checkpoint has no trainer.json */
+    struct cJSON *trainer;          /* its trainer.json, as checkpoint_open read it */
     SavedValue kept[SAVED_VALUES];
     int kept_count;
 } TrainState;

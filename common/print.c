@@ -26,8 +26,10 @@ void print_status(bool stays, const char *line)
 
     if (!enabled)
         return;
-    printf("%s%s%s", terminal ? "\r\033[K" : "", line, stays || !terminal ? "\n" : "");
     open_line = !stays && terminal;
+    printf(terminal ? "\r\033[K%s" : "%s", line);
+    if (!open_line)
+        putchar('\n');
     fflush(stdout);
 }
 

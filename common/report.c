@@ -18,7 +18,7 @@
 #include "print.h"
 
 static struct { int steps; double seconds, waiting, late; } timed;              /* all steps but the first */
-static char *held_out;                  /* validation losses, by step, as JSON */
+static const char *held_out = "";       /* validation losses, by step, as JSON */
 static const char *numbers = "";        /* report_number's, as JSON */
 
 void report_step_ends(double seconds, bool first, bool last)
@@ -43,11 +43,9 @@ void report_number(const char *name, double value)
 
 void report_validation(int64_t step, double loss)
 {
-    char *before = held_out;
+    const char *number = isfinite(loss) ? format_text("%.17g", loss) : "null";
 
-    held_out = new_text("%s%s{\"step\": %lld, \"loss\": %s}", before ? before : "", before ? ", " : "", (long long)step,
-                        isfinite(loss) ? format_text("%.17g", loss) : "null");
-    free(before);
+    held_out = new_text("%s%s{\"step\": %lld, \"loss\": %s}", held_out, *held_out ? ", " : "", (long long)step, number);
 }
 
 static void write_memory(FILE *f, const char *name, MemoryStats e)
@@ -99,7 +97,7 @@ void report_write(FILE *f, double peak_flops, bool first, bool last)
             peak_flops);
     if (options.pretend)                        /* marks all times as simulated */
         fprintf(f, ", \"pretend\": \"%s\"", options.pretend);
-    fprintf(f, ", \"held_out\": [%s]}\n", held_out ? held_out : "");
+    fprintf(f, ", \"held_out\": [%s]}\n", held_out);
 }
 
 /* ---- --metrics ---- */

@@ -22,20 +22,23 @@
 #include "timeline.h"
 #include "trace.h"
 
-static int arguments;
-static char **argument;
-static int64_t global_batch;            /* sequences per step */
-static DType matmul_dtype = REAL;
-
-static const AdamW *run_optimizer;
 static TrainState state;                /* saved as trainer.json */
-static int first_step, saved_step = -1, timeline_step;
-static double run_began, step_began;
+
+static struct {
+    int argc;                           /* the command line */
+    char **argv;
+    int64_t global_batch;               /* sequences per step */
+    DType matmul_dtype;
+    const AdamW *optimizer;
+    int first_step, saved_step, timeline_step;
+    double began, step_began;
+    int stopping;                       /* a signal that reached some rank, agreed on by all; 0: none */
+    char waits[200];                    /* what limits the last step, in words */
+    bool differs;                       /* memory or traffic differed from the prediction */
+} run = {.matmul_dtype = REAL, .saved_step = -1};
+
 static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};        /* Open MPI's mpiexec and Slurm send on SIGUSR1 */
 static volatile sig_atomic_t stopped_by;
-static int stopping;                    /* a signal that reached some rank, agreed on by all; 0: none */
-static char waits[200];                 /* what limits the last step, in words */
-static bool differs;                    /* memory or traffic differed from the prediction */
 
 /* ---- The start ---- */
 
@@ -67,7 +70,7 @@ static uint64_t arguments_hash(int argc, char **argv)
 
 static double peak_flops(void)
 {
-    return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops(matmul_dtype));
+    return comm_size(world) * (options.pretend_flops ? options.pretend_flops : device_peak_flops(run.matmul_dtype));
 }
 
 /* Time 0 of the trace: on one machine, where all ranks share a clock, rank 0's; on several, when this rank left a
@@ -96,6 +99,20 @@ static void open_files(void)
     comm_check_same("--data", data_file.hash);
 }
 
+static void print_device(bool tf32)
+{
+    const char *precision = tf32 ? ", in TF32" : ", in float", *simulated = options.pretend ? " (simulated)" : "";
+    const double gflops = peak_flops() / 1e9;
+
+    if (device_is_host())
+        precision = "";
+    if (comm_size(world) == 1)
+        print_rank_0("device  %s, %.0f GFLOP/s of matmul%s%s\n", device_name(), gflops, precision, simulated);
+    else
+        print_rank_0("device  %s per rank, %.0f GFLOP/s of matmul in total%s%s\n", device_name(), gflops, precision,
+                     simulated);
+}
+
 static void print_summary(const char *carrier, bool tf32)
 {
     const Config *c = &options.config;
@@ -110,9 +127,7 @@ static void print_summary(const char *carrier, bool tf32)
                      c->expert_width, c->top_k, number_text(model_active_parameters(*c)));
     if (several)
         print_rank_0("%s\n", comm_rank_table());
-    print_rank_0("device  %s%s, %.0f GFLOP/s of matmul%s%s%s\n", device_name(), several ? " per rank" : "",
-                 peak_flops() / 1e9, several ? " in total" : "", device_is_host() ? "" : tf32 ? ", in TF32"
-                 : ", in float", options.pretend ? " (simulated)" : "");
+    print_device(tf32);
     if (several && !device_is_host())
         print_rank_0("comm    %s\n", carrier);
     print_rank_0("data    %s: %s: %s training, %s validation\n", options.data, data_file.kind,
@@ -121,7 +136,7 @@ static void print_summary(const char *carrier, bool tf32)
 
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    arguments = argc, argument = argv;
+    run.argc = argc, run.argv = argv;
     error_set_program(program);
     comm_begin(&argc, &argv);
     comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */
@@ -149,17 +164,18 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
 
 void run_set_global_batch(int64_t sequences)
 {
-    global_batch = sequences;
+    run.global_batch = sequences;
 }
 
 void run_set_matmul_dtype(DType dtype)
 {
-    matmul_dtype = dtype;
+    run.matmul_dtype = dtype;
     if (dtype == REAL)
         return;
-    print_rank_0("matmul  %s%s: %.0f GFLOP/s\n", dtype_name(dtype), device_supports(dtype) == SUPPORT_EMULATED
-                 ? format_text(", emulated (stored as %s, multiplied as %s)", dtype_name(dtype), dtype_name(REAL)) : "",
-                 peak_flops() / 1e9);
+    print_rank_0("matmul  %s", dtype_name(dtype));
+    if (device_supports(dtype) == SUPPORT_EMULATED)
+        print_rank_0(", emulated (stored as %s, multiplied as %s)", dtype_name(dtype), dtype_name(REAL));
+    print_rank_0(": %.0f GFLOP/s\n", peak_flops() / 1e9);
 }
 
 void run_register_state(const char *name, double *value)
@@ -167,6 +183,18 @@ void run_register_state(const char *name, double *value)
     if (state.kept_count == SAVED_VALUES)
         fail("%s: there are more than %d saved values; raise SAVED_VALUES in checkpoint.h", name, SAVED_VALUES);
     state.kept[state.kept_count++] = (SavedValue){name, value};
+}
+
+static void print_loaded(void)
+{
+    if (state.weights_only)
+        print_rank_0("starting from the weights of %s at step %d, without trainer.json and optimizer.safetensors",
+                     options.load, run.first_step);
+    else
+        print_rank_0("resuming from %s at step %d", options.load, run.first_step);
+    if (run.first_step >= options.steps)
+        print_rank_0("; nothing to do: --steps must exceed %d", run.first_step);
+    print_rank_0("\n");
 }
 
 int run_load(AdamW *optimizer)
@@ -178,64 +206,60 @@ int run_load(AdamW *optimizer)
     if (options.load)
         checkpoint_load(options.load, optimizer, &state);
     metrics_open(&state);
-    run_optimizer = optimizer;
-    first_step = state.step;
-    timeline_step = timeline_open(first_step);
-    global_batch = global_batch ? global_batch : of_rank;
-    const long long ranks = global_batch / of_rank;
+    run.optimizer = optimizer;
+    run.first_step = state.step;
+    run.timeline_step = timeline_open(run.first_step);
+    run.global_batch = run.global_batch ? run.global_batch : of_rank;
+    const long long ranks = run.global_batch / of_rank;
     print_rank_0("batch   %d sequence(s) x %d micro-batch(es)%s = %s sequence(s) of %d = %s tokens per step\n",
                  options.micro_batch, options.accumulate, ranks > 1 ? format_text(" x dp %lld", ranks) : "",
-                 number_text(global_batch), options.config.seq, number_text(global_batch * options.config.seq));
+                 number_text(run.global_batch), options.config.seq, number_text(run.global_batch * options.config.seq));
     if (options.load)
-        print_rank_0("%s %s at step %d%s%s\n", state.weights_only ? "starting from the weights of" : "resuming from",
-                     options.load, first_step,
-                     state.weights_only ? ", without trainer.json and optimizer.safetensors" : "",
-                     first_step < options.steps ? ""
-                     : format_text("; nothing to do: --steps must exceed %d", first_step));
+        print_loaded();
     print_rank_0("\n");
-    run_began = step_began = clock_seconds();
-    return first_step;
+    run.began = run.step_began = clock_seconds();
+    return run.first_step;
 }
 
 /* ---- Around a step ---- */
 
 static void save(void)
 {
-    if (!options.save || saved_step == state.step)
+    if (!options.save || run.saved_step == state.step)
         return;
-    checkpoint_save(options.save, run_optimizer, state, arguments, argument);
-    saved_step = state.step;
+    checkpoint_save(options.save, run.optimizer, state, run.argc, run.argv);
+    run.saved_step = state.step;
     print_rank_0("saved step %lld to %s\n", (long long)state.step, options.save);
 }
 
 bool run_continues(int step)
 {
-    if (options.check && step == first_step)
-        adamw_check_replicas(run_optimizer, "before the first step");
-    if (step < options.steps && !stopping) {
+    if (options.check && step == run.first_step)
+        adamw_check_replicas(run.optimizer, "before the first step");
+    if (step < options.steps && !run.stopping) {
         comm_stats_reset();
         ops_stats_enable(true);
-        if (step + 1 == timeline_step)
+        if (step + 1 == run.timeline_step)
             trace_step_begins();
-        step_began = clock_seconds();
+        run.step_began = clock_seconds();
         return true;
     }
-    if (stopping)
-        print_rank_0("stopped by signal %d after step %d\n", stopping, step);
+    if (run.stopping)
+        print_rank_0("stopped by signal %d after step %d\n", run.stopping, step);
     save();
-    for (int i = 0; i < 3 && !stopping; i++)
+    for (int i = 0; i < 3 && !run.stopping; i++)
         signal(signals[i], SIG_DFL);            /* nothing is left to save */
-    differs |= memory_check();
+    run.differs |= memory_check();
     traffic_print();
-    print_rank_0("%s", waits);
+    print_rank_0("%s", run.waits);
     timeline_draw();
     return false;
 }
 
 void run_dump_gradients(const AdamW *optimizer)
 {
-    if (options.dump_gradients && state.step == first_step)
-        checkpoint_dump_gradients(options.dump_gradients, optimizer, state.step, global_batch);
+    if (options.dump_gradients && state.step == run.first_step)
+        checkpoint_dump_gradients(options.dump_gradients, optimizer, state.step, run.global_batch);
 }
 
 /* What limits a run on several ranks: how long they wait in the last step, and the one that waits longest. */
@@ -250,10 +274,12 @@ static void measure_waits(double seconds)
         mean += each[r] / n;
         most = each[r] > each[most] ? r : most;
     }
-    if (n > 1)
-        snprintf(waits, sizeof waits, mean < 5 ? "ranks wait %.0f%% of a step: the devices limit it, not the links\n"
-                 : "ranks wait %.0f%% of a step; rank %d longest, %.0f%%; --timeline shows when, and for what\n", mean,
-                 most, each[most]);
+    if (n > 1 && mean < 5)
+        snprintf(run.waits, sizeof run.waits, "ranks wait %.0f%% of a step: the devices limit it, not the links\n",
+                 mean);
+    else if (n > 1)
+        snprintf(run.waits, sizeof run.waits, "ranks wait %.0f%% of a step; rank %d longest, %.0f%%; --timeline shows "
+                 "when, and for what\n", mean, most, each[most]);
 }
 
 /* On a terminal one line that changes, at most ten times a second; every tenth step stays. To a file, every step. */
@@ -261,9 +287,9 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
 {
     static double printed;
     const double now = clock_seconds();
-    const bool terminal = print_to_terminal(), stays = step % 10 == 0 || step >= options.steps || stopping;
+    const bool terminal = print_to_terminal(), stays = step % 10 == 0 || step >= options.steps || run.stopping;
     const char *dim = terminal ? "\033[2m" : "", *bold = terminal ? "\033[1m" : "", *plain = terminal ? "\033[0m" : "";
-    const int filled = 10.0 * (step - first_step) / (options.steps - first_step);
+    const int filled = 10.0 * (step - run.first_step) / (options.steps - run.first_step);
     const char *bar = terminal ? format_text("%.*s%.*s ", filled, "##########", 10 - filled, "..........") : "";
 
     if (terminal && now - printed < 0.1 && !stays)
@@ -272,8 +298,8 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
     print_status(stays, format_text("%sstep %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak "
                                     "%s  %s left%s", bar, step, options.steps, bold, r.loss, plain,
                                     r.norm, r.lr, dim, number_text(tokens_per_second), 100 * mfu,
-                                    bytes_text(memory_total().peak), duration_text((now - run_began)
-                                    / (step - first_step) * (options.steps - step)), plain));
+                                    bytes_text(memory_total().peak), duration_text((now - run.began)
+                                    / (step - run.first_step) * (options.steps - step)), plain));
 }
 
 /* --check: loss and norm are of the global batch, so every rank must have the same bits; rank 0 writes its own. of:
@@ -302,9 +328,28 @@ static int first_signal(void)
     return signal;
 }
 
+static _Noreturn void fail_diverged(int step, StepResult r)
+{
+    const char *saved = options.save ? "; the last checkpoint is unchanged" : "", *race = "", *range = "", *rate;
+
+    if (options.check && comm_size(world) > 1)
+        race = "under --check NaN may also mean that a buffer was read before comm_wait; otherwise ";
+    if (run.matmul_dtype == F16)
+        range = format_text("%s ends at %g, which some models exceed: try bf16; ", dtype_name(F16),
+                            format_largest(F16));
+    if (step == run.first_step + 1)
+        rate = "the weights had no update yet, so another --lr does not help";
+    else if (options.clip)
+        rate = "try a smaller --lr or a smaller --clip";
+    else
+        rate = "try a smaller --lr or --clip 1";
+    fail("the loss is %g and the gradient norm is %g at step %d%s; %s%s%s", r.loss, r.norm, step, saved, race, range,
+         rate);
+}
+
 void run_step(int step, StepResult result)
 {
-    const double seconds = clock_seconds() - step_began, tokens = (double)global_batch * options.config.seq;
+    const double seconds = clock_seconds() - run.step_began, tokens = (double)run.global_batch * options.config.seq;
     const double mfu = model_flops_per_token(options.config) * tokens / seconds / peak_flops();
 
     if (isnan(result.loss))                     /* without a sign, so that it prints as "nan", never "-nan" */
@@ -313,23 +358,17 @@ void run_step(int step, StepResult result)
     state.step = step;
     state.tokens += tokens;
     trace_step_ends();
-    stopping = first_signal();
-    if (step >= options.steps || stopping)
+    run.stopping = first_signal();
+    if (step >= options.steps || run.stopping)
         measure_waits(seconds);
-    report_step_ends(seconds, step == first_step + 1, step >= options.steps);
+    report_step_ends(seconds, step == run.first_step + 1, step >= options.steps);
     if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
-        fail("the loss is %g and the gradient norm is %g at step %d%s; %s%s%s", result.loss, result.norm, step,
-             options.save ? "; the last checkpoint is unchanged" : "", !options.check || comm_size(world) == 1 ? ""
-             : "under --check NaN may also mean that a buffer was read before comm_wait; otherwise ",
-             matmul_dtype != F16 ? "" : format_text("%s ends at %g, which some models exceed: try bf16; ",
-                                                    dtype_name(F16), format_largest(F16)),
-             step == first_step + 1 ? "the weights had no update yet, so another --lr does not help"
-             : options.clip ? "try a smaller --lr or a smaller --clip" : "try a smaller --lr or --clip 1");
+        fail_diverged(step, result);
     metrics_row(&state, result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu);
-    differs = differs || traffic_check(step);
+    run.differs = run.differs || traffic_check(step);
     if (options.check) {
         check_same(step, result, "");
-        adamw_check_replicas(run_optimizer, "after a step");
+        adamw_check_replicas(run.optimizer, "after a step");
     }
     print_step(step, result, tokens / seconds, mfu);
     if (options.save_every && step % options.save_every == 0)
@@ -363,8 +402,8 @@ _Noreturn void run_end(void)
         comm_barrier(world);
     }
     metrics_close();
-    const bool wrong = comm_sum(world, differs) > 0;
-    comm_exit(stopping ? 128 + stopping : wrong);
+    const bool wrong = comm_sum(world, run.differs) > 0;
+    comm_exit(run.stopping ? 128 + run.stopping : wrong);
 }
 
 void run_on_one_rank(void)

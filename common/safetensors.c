@@ -28,9 +28,10 @@ static void move_bytes(const Safetensors *s, bool write, int64_t first, int64_t 
         char *at = (char *)data + done;
         const ssize_t n = write ? pwrite(s->file, at, bytes - done, first + done)
                                 : pread(s->file, at, bytes - done, first + done);
+        const char *why = n < 0 ? strerror(errno) : "the file ends before";
         if (n <= 0)
             fail("%s: %lld bytes from byte %lld on cannot be %s: %s", s->path, (long long)bytes, (long long)first,
-                 write ? "written" : "read", n ? strerror(errno) : "the file ends before");
+                 write ? "written" : "read", why);
         done += n;
     }
 }

@@ -81,9 +81,11 @@ void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor lo
     real *last = host_alloc(V * sizeof *last, "a sample");
     for (int64_t i = 0; i < prompt; i++)
         tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c checks it */
-    if (comm_rank(world) == 0)
-        printf("\nsample after the prompt \"%s\":\n%s", !strcmp(options.prompt, "\n") ? "\\n" : options.prompt,
-               options.config.vocab > 256 ? "" : options.prompt);
+    if (comm_rank(world) == 0) {
+        printf("\nsample after the prompt \"%s\":\n", !strcmp(options.prompt, "\n") ? "\\n" : options.prompt);
+        if (options.config.vocab <= 256)
+            printf("%s", options.prompt);
+    }
     for (int64_t n = prompt; n < total; n++) {
         /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
         const int64_t first = n > T ? n - T : 0;

@@ -30,25 +30,8 @@ typedef struct {                            /* the step, an operator, or a trans
 /* Of each rank `stride` boxes: its step, the others in the order of their ends, and at least one of kind NOTHING. */
 static Box *boxes;
 static int64_t stride = 1;
-static FILE *f;
-static bool svg, color;                     /* neither: letters */
-static int step_drawn, cells;               /* cells: across; characters, or pixels of an SVG */
 static double begin = INFINITY, cell;       /* seconds: when the step began, on any rank; of a cell */
-
-int timeline_open(int first_step)
-{
-    char *end = "";
-
-    if (!options.timeline || options.steps <= first_step)
-        return 0;
-    svg = strlen(options.timeline) > 4 && !strcmp(options.timeline + strlen(options.timeline) - 4, ".svg");
-    const long step = *options.timeline && !svg ? strtol(options.timeline, &end, 10) : options.steps;
-    if (*end || step <= first_step || step > options.steps)
-        fail_usage("--timeline: expected a step from %d to %d, a file named *.svg, or nothing, got '%s'",
-                   first_step + 1, options.steps, options.timeline);
-    output_check("timeline", svg ? options.timeline : NULL, "<svg");
-    return step_drawn = step;
-}
+static int step_drawn;
 
 static Kind kind_of(const TraceSpan *s)
 {
@@ -96,15 +79,116 @@ static const char *ms_text(double seconds)      /* without the unit */
     return seconds >= 1 ? number_text(llround(1e3 * seconds)) : format_text("%.3g", 1e3 * seconds);
 }
 
-/* So many cells of one kind. Waiting is faint on dark and on light terminals. */
-static void draw_run(Kind k, int x, int y, int width)
+/* ---- Two writers ---- */
+
+/* The pieces of a picture, in the order in which they are written. x, y: of an SVG. */
+typedef struct {
+    void (*title)(const char *ms, int height);
+    void (*legend)(Kind k, int x);
+    void (*lane)(const char *rank, const char *name, int y);
+    void (*run)(Kind k, int x, int y, int width);               /* `width` cells of one kind */
+    void (*end)(const char *half_ms, const char *ms);           /* of the step */
+} Writer;
+
+static int cells;                           /* across: characters, or pixels of an SVG */
+static bool color;                          /* of a terminal; false: letters */
+static FILE *file;                          /* of an SVG */
+
+static void terminal_title(const char *ms, int height)
 {
-    if (k && (svg || color))
-        fprintf(f, svg ? "\n<rect x=\"%4$d\" y=\"%5$d\" width=\"%6$d\" height=\"10\" fill=\"#%1$02x%2$02x%3$02x\"/>"
-                : k == WAITING ? "\033[0;2m" : "\033[0;38;2;%1$d;%2$d;%3$dm",
-                kinds[k].color >> 16, kinds[k].color >> 8 & 255, kinds[k].color & 255, x, y, width);
-    for (int i = 0; i < width && !svg; i++)
-        fprintf(f, !color || !k ? "%.1s" : k == WAITING ? "\u2591" : "\u2588", kinds[k].meaning);
+    (void)height;
+    printf("step %d, %s ms", step_drawn, ms);
+}
+
+/* Waiting is faint on dark and on light terminals. */
+static void terminal_run(Kind k, int x, int y, int width)
+{
+    const int rgb = kinds[k].color;
+    const char *block = k == WAITING ? "\u2591" : "\u2588";
+
+    (void)x, (void)y;
+    if (color && k == WAITING)
+        printf("\033[0;2m");
+    else if (color && k)
+        printf("\033[0;38;2;%d;%d;%dm", rgb >> 16, rgb >> 8 & 255, rgb & 255);
+    for (int i = 0; i < width; i++)
+        if (color && k)
+            printf("%s", block);
+        else
+            putchar(kinds[k].meaning[0]);
+    printf("%s", color && k ? "\033[0m" : "");
+}
+
+static void terminal_legend(Kind k, int x)
+{
+    printf("  ");
+    terminal_run(k, x, 0, 1);
+    printf(" %s", kinds[k].meaning + 2);
+}
+
+static void terminal_lane(const char *rank, const char *name, int y)
+{
+    (void)y;
+    printf("\n%-8s%-10s", rank, name);
+}
+
+static void terminal_end(const char *half_ms, const char *ms)
+{
+    printf("\n%-*s0%*s%*s\n", LABEL, "ms", cells / 2, half_ms, cells - cells / 2 - 1, ms);
+}
+
+static void svg_title(const char *ms, int height)
+{
+    fprintf(file, "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 930 %d\" font-family=\"sans-serif\" "
+            "font-size=\"10\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n<text x=\"4\" y=\"15\">step "
+            "%d, %s ms</text>", height, step_drawn, ms);
+}
+
+static void svg_run(Kind k, int x, int y, int width)
+{
+    if (k)
+        fprintf(file, "\n<rect x=\"%d\" y=\"%d\" width=\"%d\" height=\"10\" fill=\"#%06x\"/>", x, y, width,
+                kinds[k].color);
+}
+
+static void svg_legend(Kind k, int x)
+{
+    svg_run(k, x, 6, 10);
+    fprintf(file, "<text x=\"%d\" y=\"15\">%s</text>", x + 14, kinds[k].meaning + 2);
+}
+
+static void svg_lane(const char *rank, const char *name, int y)
+{
+    fprintf(file, "\n<text x=\"4\" y=\"%d\">%s</text><text x=\"54\" y=\"%d\">%s</text>", y + 9, rank, y + 9, name);
+}
+
+static void svg_end(const char *half_ms, const char *ms)
+{
+    (void)half_ms, (void)ms;                    /* its title has the time */
+    fprintf(file, "\n</svg>\n");
+}
+
+static const Writer terminal = {terminal_title, terminal_legend, terminal_lane, terminal_run, terminal_end};
+static const Writer svg = {svg_title, svg_legend, svg_lane, svg_run, svg_end};
+static const Writer *writer;
+
+/* ---- The picture ---- */
+
+int timeline_open(int first_step)
+{
+    char *end = "";
+
+    if (!options.timeline || options.steps <= first_step)
+        return 0;
+    const size_t length = strlen(options.timeline);
+    const bool to_file = length > 4 && !strcmp(options.timeline + length - 4, ".svg");
+    writer = to_file ? &svg : &terminal;
+    const long step = *options.timeline && !to_file ? strtol(options.timeline, &end, 10) : options.steps;
+    if (*end || step <= first_step || step > options.steps)
+        fail_usage("--timeline: expected a step from %d to %d, a file named *.svg, or nothing, got '%s'",
+                   first_step + 1, options.steps, options.timeline);
+    output_check("timeline", to_file ? options.timeline : NULL, "<svg");
+    return step_drawn = step;
 }
 
 /* The lane of a rank's box `first`, and of later ones. A cell shows what fills most of it. */
@@ -121,14 +205,12 @@ static void draw_lane(int rank, const Box *first, int y)
     for (int i = 0; i < cells; i++)
         for (Kind k = FORWARD; k < KINDS; k++)
             at[i].most = at[i].share[k] > at[i].share[at[i].most] ? k : at[i].most;
-    fprintf(f, svg ? "\n<text x=\"4\" y=\"%3$d\">%1$s</text><text x=\"54\" y=\"%3$d\">%2$s</text>" : "\n%1$-8s%2$-10s",
-            first->lane ? "" : format_text("rank %d", rank), strchr(first->name, ' ') + 1, y + 9);
+    writer->lane(first->lane ? "" : format_text("rank %d", rank), strchr(first->name, ' ') + 1, y);
     for (int i = 0, n; i < cells; i += n) {
         for (n = 1; i + n < cells && at[i + n].most == at[i].most; )
             n++;
-        draw_run(at[i].most, 120 + i, y, n);
+        writer->run(at[i].most, 120 + i, y, n);
     }
-    fprintf(f, color ? "\033[0m" : "");
 }
 
 /* "computes 71%, waits 29% (all_reduce dp 20%, recv pp 9%), hides 0.8 of 1.1 ms", of transfers. Between operators it
@@ -169,12 +251,27 @@ static void print_shares(int rank, Box *step)
     printf(in_flight > 0 ? ", hides %s of %s ms\n" : "\n", ms_text(in_flight - exposed), ms_text(in_flight));
 }
 
+/* Chooses the writer's size and color. */
+static void open_writer(void)
+{
+    const char *forced = getenv("CLICOLOR_FORCE"), *columns = getenv("COLUMNS");
+    struct winsize window = {0};
+
+    if (writer == &svg) {
+        cells = 800;
+        file = output_open("timeline", options.timeline, true);
+        return;
+    }
+    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) || !window.ws_col)
+        window.ws_col = columns && atoi(columns) > 0 ? atoi(columns) : 100;
+    cells = fmin(CELLS, fmax(20, window.ws_col - LABEL));
+    color = !getenv("NO_COLOR") && (print_to_terminal() || (forced && atoi(forced)));
+}
+
 void timeline_draw(void)
 {
     const int n = comm_size(world);
-    const char *forced = getenv("CLICOLOR_FORCE"), *columns = getenv("COLUMNS");
     const Box *lanes[SHOWN * LANES] = {0};      /* the first box of each; NULL: the rank has no such lane */
-    struct winsize window = {0};
     double end = 0, seconds[KINDS] = {0}, busy = 0;
     int rows = 0, y = LANE_HEIGHT;
 
@@ -188,31 +285,21 @@ void timeline_draw(void)
         if (i < SHOWN * LANES && !lanes[i])
             lanes[i] = b, rows++;
     }
-    if (ioctl(STDOUT_FILENO, TIOCGWINSZ, &window) || !window.ws_col)
-        window.ws_col = columns && atoi(columns) > 0 ? atoi(columns) : 100;
-    cells = svg ? 800 : fmin(CELLS, fmax(20, window.ws_col - LABEL));
+    open_writer();
     cell = (end - begin) / cells;
-    color = !svg && !getenv("NO_COLOR") && (print_to_terminal() || (forced && atoi(forced)));
-    f = svg ? output_open("timeline", options.timeline, true) : stdout;
-    fprintf(f, svg ? "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 930 %3$d\" font-family=\"sans-serif\" "
-            "font-size=\"10\">\n<rect width=\"100%%\" height=\"100%%\" fill=\"#ffffff\"/>\n<text x=\"4\" y=\"15\">step "
-            "%1$d, %2$s ms</text>" : "step %1$d, %2$s ms", step_drawn, ms_text(end - begin), LANE_HEIGHT * (rows + 3));
+    writer->title(ms_text(end - begin), LANE_HEIGHT * (rows + 3));
     for (int k = FORWARD, x = 120; k < KINDS; k++)
         if (seconds[k] > 0) {
-            fprintf(f, svg ? "" : "  ");
-            draw_run(k, x, 6, svg ? 10 : 1);
-            fprintf(f, svg ? "<text x=\"%2$d\" y=\"15\">%1$s</text>" : color ? "\033[0m %1$s" : " %1$s",
-                    kinds[k].meaning + 2, x + 14);
+            writer->legend(k, x);
             x += 5 * strlen(kinds[k].meaning) + 26;
             busy += k < TRANSFER ? seconds[k] : 0;
         }
     for (int i = 0; i < SHOWN * LANES; i++)
         if (lanes[i])
             draw_lane(i / LANES, lanes[i], y += LANE_HEIGHT);
-    fprintf(f, svg ? "\n</svg>\n" : "\n%-*s0%*s%*s\n", LABEL, "ms", cells / 2, ms_text((end - begin) / 2),
-            cells - cells / 2 - 1, ms_text(end - begin));
-    if (svg)
-        output_close("timeline", options.timeline, f);
+    writer->end(ms_text((end - begin) / 2), ms_text(end - begin));
+    if (file)
+        output_close("timeline", options.timeline, file);
     for (int r = 0; r < n && r < SHOWN; r++)
         print_shares(r, boxes + r * stride);
     if (n > 1)

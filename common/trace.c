@@ -94,9 +94,11 @@ void trace_operator(const char *name, const char *takes, const Tensor *operands,
     TraceSpan *s = &spans.at[spans.count - 1];
     s->takes = takes;
     FILE *text = open_memstream(&s->operands, &length);
-    for (int i = 0; i < count; i++)
-        fprintf(text, "%s%s %lld %lld", i ? "; " : "", operands[i].data ? operands[i].name : "none",
-                (long long)(intptr_t)operands[i].data, (long long)tensor_bytes(operands[i]));
+    for (const Tensor *t = operands; t < operands + count; t++) {
+        const char *of = t->data ? t->name : "none";
+        fprintf(text, t == operands ? "%s" : "; %s", of);
+        fprintf(text, " %lld %lld", (long long)(intptr_t)t->data, (long long)tensor_bytes(*t));
+    }
     fclose(text);
 }
 

@@ -242,6 +242,8 @@ static inline void ladder_row(const Ladder *l, int number, const char *name, dou
                               double error, const char *idea)
 {
     char text[4][24] = {"", "-", "-", "-"};
+    const int digits = l->tera ? 2 : 1;
+    const double unit = l->tera ? 1e12 : 1e9;
 
     if (number)
         snprintf(text[0], sizeof text[0], "%d ", number);
@@ -251,8 +253,7 @@ static inline void ladder_row(const Ladder *l, int number, const char *name, dou
         snprintf(text[2], sizeof text[2], "%.2f", times);
     if (error >= 0)
         snprintf(text[3], sizeof text[3], "%.0e", error);
-    printf("%-2s%-16s %10.*f %12s %9s %9s   %s\n", text[0], name, l->tera ? 2 : 1, rate / (l->tera ? 1e12 : 1e9),
-           text[1], text[2], text[3], idea);
+    printf("%-2s%-16s %10.*f %12s %9s %9s   %s\n", text[0], name, digits, rate / unit, text[1], text[2], text[3], idea);
     fflush(stdout);
 }
 

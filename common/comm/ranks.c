@@ -266,8 +266,10 @@ const char *comm_rank_table(void)
 
     gethostname(mine.host, sizeof mine.host - 1);
     comm_gather_host(world, all, &mine, sizeof mine);
-    for (int r = 0; r < world->size; r++)
-        table = format_text("%s%srank %d = %s:%d", table, r == 0 ? "" : strcmp(all[r].host, all[r - 1].host) ? "\n"
-                            : ", ", r, all[r].host, all[r].pid);
+    for (int r = 0; r < world->size; r++) {
+        if (r > 0)
+            table = format_text(strcmp(all[r].host, all[r - 1].host) ? "%s\n" : "%s, ", table);
+        table = format_text("%srank %d = %s:%d", table, r, all[r].host, all[r].pid);
+    }
     return table;
 }

@@ -37,7 +37,8 @@ void device_init(int local_rank, int local_ranks, int wanted)
     omp_set_dynamic(0);
     omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
     const char *model = value_after("/proc/cpuinfo", "model name");
-    snprintf(name, sizeof name, "%d thread%s of %s", threads, threads == 1 ? "" : "s", *model ? model : "this CPU");
+    model = *model ? model : "this CPU";
+    snprintf(name, sizeof name, threads == 1 ? "%d thread of %s" : "%d threads of %s", threads, model);
 }
 
 const char *device_name(void)

@@ -142,11 +142,11 @@ static const struct {
     {3, CONTEXT, 1, "--seq 24 --heads 4 --attention ulysses",
      "--attention ulysses: --heads 4 is not divisible by 3 ranks; use 1, 2 or 4"},
     {FUSED, 2, "--fuse attention,,gelu", FUSE},
-    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 x --dp 0: 3 does not divide the 4 ranks; start a "
-                            "multiple of 3 ranks, or choose factors of 4"},
-    {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: 8 does not equal the 4 ranks; start 8 "
-                                   "ranks, or choose factors of 4"},
-    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "18446744073709551616 does not equal"},
+    {COMBINED, 2, "--tp 3", "--tp 3 x --cp 1 x --pp 1 x --dp 1: expected 3 ranks, got 4; start 3, or choose factors "
+                            "of 4"},
+    {COMBINED, 2, "--tp 2 --dp 4", "--tp 2 x --cp 1 x --pp 1 x --dp 4: expected 8 ranks, got 4; start 8, or choose "
+                                   "factors of 4"},
+    {COMBINED, 2, "--tp 65536 --cp 65536 --pp 65536 --dp 65536", "expected 18446744073709551616 ranks, got 4"},
     {COMBINED, 1, "--pp 4 --layers 3", "--layers: expected at least 4, one per pipeline stage (--pp), got 3"},
     {4, EXPERTS, 1, "--ep 3", "--ep: the number of ranks = 4 is not divisible by 3 ranks; use 1, 2 or 4"},
     {1, EXPERTS, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
