@@ -71,6 +71,7 @@ void data_open(void)
 {
     const char *path = options.data, *dot = strrchr(path, '.');
     const int seq = options.config.seq;
+    static const char *const kinds[] = {[1] = "text, one token per byte", [2] = "uint16 tokens", [4] = "uint32 tokens"};
     int32_t begin[3] = {0};
     struct stat s;
 
@@ -84,12 +85,18 @@ void data_open(void)
     const bool gpt2 = begin[0] == 20240520 && begin[1] == 1, llama3 = begin[0] == 20240801 && begin[1] == 7;
     const bool header = gpt2 || llama3;
     first_byte = header ? HEADER_BYTES : 0;
-    width = gpt2 ? 2 : llama3 ? 4 : !dot || strcmp(dot, ".bin") ? 1 : options.config.vocab > 65536 ? 4 : 2;
-    data_file.kind = width == 1 ? "text, one token per byte" : width == 2 ? "uint16 tokens" : "uint32 tokens";
+    width = 1;
+    if (header)
+        width = gpt2 ? 2 : 4;
+    else if (dot && !strcmp(dot, ".bin"))
+        width = options.config.vocab > 65536 ? 4 : 2;
+    data_file.kind = kinds[width];
     const int64_t bytes = s.st_size - first_byte, tokens = bytes / width;
+    const char *after = "";
+    if (header)
+        after = format_text(" after a header of %d bytes, which gives %d", HEADER_BYTES, begin[2]);
     if (bytes < 0 || bytes % width || (header && begin[2] != tokens))
-        fail("--data %s: expected a whole number of %s%s, but the file has %lld bytes", path, data_file.kind, header
-             ? format_text(" after a header of %d bytes, which gives %d", HEADER_BYTES, begin[2]) : "",
+        fail("--data %s: expected a whole number of %s%s, but the file has %lld bytes", path, data_file.kind, after,
              (long long)s.st_size);
     data_file.validation = tokens / 10;
     data_file.training = tokens - data_file.validation;

@@ -27,6 +27,8 @@ STARTS_mixed_precision := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_mixed_precision)
 STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) parity ladder test_comm) $(BUILD)/cpu/parity
 STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,planted_kernels ladder 08_fused_kernels)
+# These start no program of the project.
+ALONE := $(addprefix test_,comm operators formats parts safetensors gradients)
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 
 test: known-test deps	## run the tests, in about five minutes, seven with nvcc; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
@@ -40,7 +42,7 @@ test-full: known-test deps	## run all cases of the tests; TEST=pipeline: of one 
 known-test:
 	@test -z "$(filter-out $(TEST_NAMES),$(TEST))" || { echo "TEST=$(TEST) is none of: $(TEST_NAMES)"; exit 2; }
 
-run-tests: known-test cpu cpu64 $(CHOSEN) $(STARTED)
+run-tests: known-test $(if $(filter-out $(ALONE),$(notdir $(CHOSEN))),cpu cpu64) $(CHOSEN) $(STARTED)
 ifndef TEST
 	@$(if $(SIMULATE_TESTS)$(SANITIZE),,echo "no test of the GPU kernels on a simulated GPU: nvcc and the headers of" \
 		"CUDA 12.0 or later are not found")

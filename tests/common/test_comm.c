@@ -460,20 +460,45 @@ static void make_mistake(int number)
     options.check = number >= FROM_CHECK && number < LARGE;
     if (number == LARGE)
         comm_predict(world, BROADCAST, 1, 1ll << 31);
-    q = number == 0 ? comm_start_all_gather(world, x, tensor_range(y, 0, 20))
-        : number == 1 ? comm_start_all_gather(world, x, tensor_range(x, (25 * rank + 1) % 75, 25))
-        : number == 2 ? comm_start_all_to_all(world, tensor_range(x, 0, 60), tensor_range(x, 40, 60))
-        : number == 3 ? comm_start_send(world, x, rank, 0)
-        : number == 4 ? comm_start_send(world, x, (rank + 2) % 4, 0)
-        : number == 5 ? comm_start_all_reduce(world, create(E4M3, "x", 100), SUM)
-        : number == 7 && rank < 2 ? odd ? comm_start_send(world, x, 0, 3) : comm_start_recv(world, y, 1, 4)
-        : number == 8 && odd ? comm_start_send(world, tensor_range(x, 0, 50), 0, 3)
-        : number == 8 && rank == 0 ? comm_start_recv(world, z, 1, 3)            /* the same bytes */
-        : number == 10 ? comm_start_all_reduce(world, x, SUM)
-        : number == 11 ? comm_start_all_gather(world, x, shard)
-        : number == 12 ? comm_start_all_reduce(world, tensor_range(x, 0, odd ? 99 : 100), SUM)
-        : number == 13 && odd ? comm_start_broadcast(world, x, 0)
-        : (number == 13 || number == 14) && !odd ? comm_start_all_reduce(world, x, SUM) : NULL;
+    switch (number) {
+    case 0:
+        q = comm_start_all_gather(world, x, tensor_range(y, 0, 20));
+        break;
+    case 1:
+        q = comm_start_all_gather(world, x, tensor_range(x, (25 * rank + 1) % 75, 25));
+        break;
+    case 2:
+        q = comm_start_all_to_all(world, tensor_range(x, 0, 60), tensor_range(x, 40, 60));
+        break;
+    case 3:
+    case 4:
+        q = comm_start_send(world, x, number == 3 ? rank : (rank + 2) % 4, 0);
+        break;
+    case 5:
+        q = comm_start_all_reduce(world, create(E4M3, "x", 100), SUM);
+        break;
+    case 7:
+        if (rank < 2)
+            q = odd ? comm_start_send(world, x, 0, 3) : comm_start_recv(world, y, 1, 4);
+        break;
+    case 8:                                     /* the same bytes */
+        if (rank < 2)
+            q = odd ? comm_start_send(world, tensor_range(x, 0, 50), 0, 3) : comm_start_recv(world, z, 1, 3);
+        break;
+    case 10:
+    case 12:
+        q = comm_start_all_reduce(world, tensor_range(x, 0, number == 12 && odd ? 99 : 100), SUM);
+        break;
+    case 11:
+        q = comm_start_all_gather(world, x, shard);
+        break;
+    case 13:
+    case 14:
+        if (!odd)
+            q = comm_start_all_reduce(world, x, SUM);
+        else if (number == 13)
+            q = comm_start_broadcast(world, x, 0);
+    }
     if (number == 6)
         comm_check_same("seed", rank == 2);
     if (number == 7 && rank < 2)                /* receives in another order than the sends */

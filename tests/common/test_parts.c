@@ -87,7 +87,8 @@ static void a_program_brings_its_own_blocks(void **state)
 
     params_init(&l, 0, all, 1);
     assert_int_equal(l.parameters, 8);
-    assert_int_equal(l.count, 4 * H + 2 * (H + 6 * H + H * 5) + H);     /* slice 1 of 2: 4 of 7 rows, 6 of 10, 5 of 10 */
+    /* slice 1 of 2: 4 of the vocabulary's 7 rows, 6 of 10 rows (groups of 2), 5 of 10 columns */
+    assert_int_equal(l.count, 4 * H + 2 * (H + 6 * H + H * 5) + H);
     assert_string_equal(l.table[5].name, "model.layers.1.gate.weight");
     assert_string_equal(b->up_weight.name, "blocks.1.up_weight");
     assert_true(p.embedding.shape[0] == 4 && b->up_weight.shape[0] == 6 && b->down_weight.shape[1] == 5);
