@@ -310,7 +310,7 @@ for file in FILES:
         if page_name == "index":
             page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
                 + tree("To play with", [f"play/{p}" for p in (*FORMS, "timelines")]) \
-                + tree("Reference", ["The project <project>", "NOTATION", "Building blocks, running <common/index>",
+                + tree("Reference", ["The project <project>", "NOTATION", "Running <RUNNING>", "Building blocks <common/index>",
                                      "Tools <tools/index>", "Workshop <tools/workshop/index>",
                                      "tools/workshop/instructors", "GPU simulator <tools/simulator/index>",
                                      "Benchmarks <tests/bench/index>", "Tests <tests/index>", "CONTRIBUTING"])
