@@ -55,6 +55,9 @@ OWN_cpu := $(OWN) $(OWN:%=%_cpu)
 OWN_cpu64 := $(OWN_cpu)
 OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))
 # private: otherwise prerequisites would inherit the flag and add it again
+PRINTS_VERSION := $(BACKENDS:%=$(BUILD)/%/obj/common/command_line.o)
+$(PRINTS_VERSION): CITATION.cff
+$(PRINTS_VERSION): private FLAGS += -DVERSION='"$(shell sed -n 's/^version: *//p' CITATION.cff)"'
 $(BUILD)/cpu64/%: private FLAGS += -DREAL64
 $(BUILD)/cuda/%: private LIBS += $(CUDA_LIBS) $(NCCL_LIBS)
 $(BUILD)/%/nccl.o $(BUILD)/%/fake_nccl.o: private FLAGS += $(NCCL_CFLAGS)

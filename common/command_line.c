@@ -86,7 +86,7 @@ static const struct {
     {MACHINE, {"quiet", OPTION_FLAG, &options.quiet, "print only errors and the sample"}},
 };
 enum { OPTIONS = sizeof table / sizeof *table, MORE = 16 };
-enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP };
+enum { FIRST_KEY = 256, KEY_PRESET = 1000, KEY_HELP, KEY_VERSION };
 
 bool options_train = true;
 
@@ -205,7 +205,7 @@ static void check_together(void)
 /* ---- argp ---- */
 
 static struct argp parser;
-enum { LINES = OPTIONS + MORE + MACHINE + 4 };  /* and titles, --preset, --help, --usage */
+enum { LINES = OPTIONS + MORE + MACHINE + 5 };  /* and titles, --preset, --help, --usage, --version */
 static struct argp_option list[LINES];
 static const ProgramOption *known[LINES];       /* by line; its key is FIRST_KEY and the line */
 static int listed;
@@ -215,6 +215,11 @@ static error_t parse(int key, char *text, struct argp_state *state)
     if (key == KEY_HELP) {
         if (comm_rank(world) == 0)
             argp_help(&parser, stdout, ARGP_HELP_LONG | ARGP_HELP_USAGE | ARGP_HELP_DOC, (char *)error_name());
+        comm_exit(0);
+    }
+    if (key == KEY_VERSION) {
+        if (comm_rank(world) == 0)
+            printf("%s of ultrascale.c " VERSION "\n", error_name());
         comm_exit(0);
     }
     const ProgramOption *o = key >= FIRST_KEY && key < FIRST_KEY + listed ? known[key - FIRST_KEY] : NULL;
@@ -281,6 +286,7 @@ void options_parse(const char *summary, int argc, char **argv, const ProgramOpti
                                               "small batch; later options override it", MODEL};
     list[listed++] = (struct argp_option){"help", KEY_HELP, NULL, 0, "this text", -1};
     list[listed++] = (struct argp_option){"usage", .flags = OPTION_ALIAS};          /* argp's hint names it too */
+    list[listed++] = (struct argp_option){"version", KEY_VERSION, NULL, 0, "this program's version", -1};
     list[listed] = (struct argp_option){0};
 
     parser = (struct argp){.options = list, .parser = parse, .doc = summary};

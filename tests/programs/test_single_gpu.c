@@ -47,6 +47,13 @@ static void saving_during_training(void **state)
     expect(r, 0, "saved step 6 |saved step 8 ");
 }
 
+/* CITATION.cff has the version; --version prints it, and the changelog says what is in it. */
+static void the_version_is_one(void **state)
+{
+    run_well("sh -c 'v=$(sed -n s/^version:.//p " SOURCE "/CITATION.cff) && grep -q \"^## $v \" " SOURCE "/CHANGELOG.md && "
+             "[ \"$(" CPU " --version)\" = \"01_single_gpu of ultrascale.c $v\" ]'");
+}
+
 /* A program killed between its two renames leaves DIR.old alone: a line says how to load it. */
 static void an_old_checkpoint_is_found(void **state)
 {
@@ -246,6 +253,7 @@ int main(void)
         cmocka_unit_test(metrics_are_consistent),
         cmocka_unit_test(runs_repeat_bit_for_bit),
         cmocka_unit_test(saving_during_training),
+        cmocka_unit_test(the_version_is_one),
         cmocka_unit_test(an_old_checkpoint_is_found),
         cmocka_unit_test(each_option_counts),
         cmocka_unit_test(samples_are_texts),

@@ -13,7 +13,7 @@ static void no_check_finds_a_fault(void **state)
         {"links", "*.md */*.md */*/*.md", SOURCE},
         {"citations", "*.md */*.md */*/*.md", SOURCE},
         {"figures", "*/README.md */*/README.md", SOURCE},
-        {"widths", "README.md */README.md */*/README.md", SOURCE},
+        {"widths", "*.md */README.md */*/README.md", SOURCE},
         {"quotes", "README.md", SOURCE},
         {"run-this", full_tests() ? PROGRAMS : "04_zero/README.md", copy_of_tree()},
         {"commands", PROGRAMS, copy_of_tree()},
