@@ -304,7 +304,7 @@ for file in FILES:
         code_page(file)
     elif file.endswith("/DIFF.md"):
         diff_page(os.path.dirname(file))
-    elif file.endswith(".md"):
+    elif file.endswith(".md") and not file.startswith(".github/"):
         page_name = doc_of(file)
         page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
         if page_name == "index":
