@@ -3,7 +3,8 @@
 # MPI, BLAS and NCCL.
 set -eu
 cd "$(dirname "$0")/.."
-command -v clang-tidy >/dev/null || { echo "clang-tidy is not installed (apt-get install clang-tidy)"; exit 1; }
+command -v clang-tidy >/dev/null ||
+    { echo "clang-tidy is not installed (apt-get install clang-tidy libomp-dev)"; exit 1; }
 without=comm/nccl.c             # unless its headers are found
 printf '#include <nccl.h>\n' | cc "$@" -E - >/dev/null 2>&1 && without=nothing
 for real in "" -DREAL64; do
