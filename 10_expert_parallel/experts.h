@@ -24,8 +24,8 @@ typedef struct {
 
 /* On entry r->probs holds logits. Computes r's tensors. */
 void route_forward(const Routing *r);
-/* d_logits (B, T, E), d_gates (B, T, K). Includes the gradient of the loss that balance_forward added. Choices and loads
- * count as constants. */
+/* d_logits (B, T, E), d_gates (B, T, K). Includes the gradient of the loss that balance_forward added. Choices and
+ * loads count as constants. */
 void route_backward(Tensor d_logits, Tensor d_gates, const Routing *r);
 
 /* loss (1) F64 += balance * (sum over b, e of load * E/(K*T) * (sum over t of probs)). With balance = alpha / tokens it

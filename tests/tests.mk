@@ -73,7 +73,4 @@ bench-torch: deps	## measure the same model in PyTorch, in turns with 01, on a G
 lint:			## run clang-tidy on the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
-format:			## run clang-format on the lines changed since the last commit
-	git clang-format --extensions c,h,cu,cuh,cc -- common [0-9][0-9]_* tools tests
-
-.PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch lint format
+.PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch lint

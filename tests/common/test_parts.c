@@ -488,6 +488,15 @@ static void includes_point_down(void **state)
     expect(run(SOURCE "/tests/layers.sh ."), 1, "common/tensor.h includes common/run.h, but run stands above tensor");
 }
 
+/* No source has a long line, a tab, or a blank at the end. lines.sh finds each. */
+static void lines_fit(void **state)
+{
+    run_well(SOURCE "/tests/lines.sh");
+    run_well("sh -c 'mkdir lines && printf \"%%121s\\n\\tint i;\\nint j; \\n\" x >lines/a.c'");
+    expect(run(SOURCE "/tests/lines.sh lines"), 1,
+           "./a.c:1: has more than 120 columns|./a.c:2: has a tab|./a.c:3: ends with a blank");
+}
+
 int main(int argc, char **argv)
 {
     const struct CMUnitTest tests[] = {
@@ -506,6 +515,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(samples_have_their_odds),
         cmocka_unit_test(numbers_in_words),
         cmocka_unit_test(includes_point_down),
+        cmocka_unit_test(lines_fit),
     };
 
     comm_begin(&argc, &argv);

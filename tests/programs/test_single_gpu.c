@@ -50,8 +50,8 @@ static void saving_during_training(void **state)
 /* CITATION.cff has the version; --version prints it, and the changelog says what is in it. */
 static void the_version_is_one(void **state)
 {
-    run_well("sh -c 'v=$(sed -n s/^version:.//p " SOURCE "/CITATION.cff) && grep -q \"^## $v \" " SOURCE "/CHANGELOG.md && "
-             "[ \"$(" CPU " --version)\" = \"01_single_gpu of ultrascale.c $v\" ]'");
+    run_well("sh -c 'v=$(sed -n s/^version:.//p " SOURCE "/CITATION.cff) && grep -q \"^## $v \" " SOURCE
+             "/CHANGELOG.md && [ \"$(" CPU " --version)\" = \"01_single_gpu of ultrascale.c $v\" ]'");
 }
 
 /* A program killed between its two renames leaves DIR.old alone: a line says how to load it. */

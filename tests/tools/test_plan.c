@@ -445,7 +445,7 @@ static void models_have_their_published_sizes(void **state)
         expect(run(PLAN "--model %s %s", names[i] ? names[i] : in_temporary("config.json"), more), 0,
                "671.03 billion parameters|uses 37.55 billion parameters");
     expect(run(PLAN "--model mixtral-8x7b"), 0, "46.70 billion parameters|uses 12.88 billion");
-    expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0, 
+    expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0,
            "70.55 billion|1000 billion tokens take|GPU-hours");
     expect(run(PLAN "--model 70b --gpus 512 --batch 4M"), 0, "Llama 3's is --model llama3-70b");
 }

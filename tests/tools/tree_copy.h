@@ -15,9 +15,10 @@ static const char *copy_of_tree(void)
     if (*copy)
         return copy;
     snprintf(copy, sizeof copy, "%s", in_temporary("copy"));    /* whose buffer is used again soon */
-    run_well("sh -c 'mkdir -p %s/build && cp -rp " SOURCE "/Makefile " SOURCE "/CITATION.cff " SOURCE
-             "/README.md " SOURCE "/common " SOURCE "/tools " SOURCE "/tests " SOURCE "/[0-9][0-9]_* %s && ln -s " SOURCE "/build/* %s/build && "
-             "cd %s/build && rm -f exercise sweep && ln -sfn " BUILD "/cpu " BUILD "/cpu64 .'", copy, copy, copy, copy);
+    run_well("sh -c 'mkdir -p %s/build && cp -rp " SOURCE "/Makefile " SOURCE "/CITATION.cff " SOURCE "/README.md "
+             SOURCE "/common " SOURCE "/tools " SOURCE "/tests " SOURCE "/[0-9][0-9]_* %s && "
+             "ln -s " SOURCE "/build/* %s/build && cd %s/build && rm -f exercise sweep && "
+             "ln -sfn " BUILD "/cpu " BUILD "/cpu64 .'", copy, copy, copy, copy);
     return copy;
 }
 

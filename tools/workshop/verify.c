@@ -4,7 +4,7 @@
  * step, tensor by tensor (diagnose.c explains wrong ones), losses, norms and learning rates of all steps, within
  * warm-up and decay, a validation loss, the checkpoint saved at the end, traffic and memory. --check compares the norm
  * and loss of every rank with those of rank 0. --clip is below the norm, so that a rank with another norm makes another
- *update. 
+ *update.
  *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64
  *
  * Environment:
