@@ -132,6 +132,24 @@ static void print_megatron(const Query *q, const Grid *g)
     printf("\n");
 }
 
+/* The model's part of nanotron's configuration. */
+static void print_nanotron_model(const Query *q, const Grid *g)
+{
+    const Model *m = &q->model;
+    const char *dtype = q->cluster.stored == 2 ? "bfloat16" : "float32";
+    const char *kind = g->cp > 1 || m->experts ? "is_qwen2_config" : "is_llama_config";
+    const char *tied = m->tied ? "true" : "false";
+
+    printf("      model: {dtype: %s, model_config: {%s: true,\n", dtype, kind);
+    printf("        num_hidden_layers: %d, hidden_size: %d, intermediate_size: %d, num_attention_heads: %d,\n",
+           m->layers, m->hidden, m->mlp, m->heads);
+    printf("        num_key_value_heads: %d, vocab_size: %d, tie_word_embeddings: %s", m->kv_heads, m->vocab, tied);
+    if (m->experts)
+        printf(",\n        moe_config: {num_experts: %d, top_k: %d, moe_intermediate_size: %d}", m->experts, m->top_k,
+               m->expert_width);
+    printf("}}");
+}
+
 static void print_nanotron(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
@@ -147,15 +165,7 @@ static void print_nanotron(const Query *q, const Grid *g)
     printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: true}\n", g->zero > 1 ? 1 : g->zero);
     printf("      tokens: {sequence_length: %d, micro_batch_size: %d, batch_accumulation_per_replica: %d}\n", m->seq,
            g->micro_batch, g->accumulate);
-    printf("      model: {dtype: %s, model_config: {%s: true,\n        num_hidden_layers: %d, hidden_size: %d, "
-           "intermediate_size: %d, num_attention_heads: %d,\n        num_key_value_heads: %d, vocab_size: %d, "
-           "tie_word_embeddings: %s", q->cluster.stored == 2 ? "bfloat16" : "float32",
-           g->cp > 1 || m->experts ? "is_qwen2_config" : "is_llama_config", m->layers, m->hidden, m->mlp, m->heads,
-           m->kv_heads, m->vocab, m->tied ? "true" : "false");
-    if (m->experts)
-        printf(",\n        moe_config: {num_experts: %d, top_k: %d, moe_intermediate_size: %d}", m->experts, m->top_k,
-               m->expert_width);
-    printf("}}");
+    print_nanotron_model(q, g);
     lacks(g->zero > 1, format_text("ZeRO-%d: zero_stage is 0 or 1; plan with --zero \"<=1\"", g->zero));
     lacks(!m->gated, "an MLP of two matrices: its models are gated");
     lacks(g->cp > 1, "context parallelism: NotImplementedError");

@@ -17,8 +17,13 @@ static const double *seconds(const Time *t)             /* in time_name's order 
 
 static const char *seconds_text(double s)
 {
-    return format_text(s >= 10 ? "%.1f s" : s >= 0.1 ? "%.2f s" : s >= 1e-3 ? "%.1f ms" : "%.0f us",
-                       s >= 0.1 ? s : s >= 1e-3 ? 1e3 * s : 1e6 * s);
+    if (s >= 10)
+        return format_text("%.1f s", s);
+    if (s >= 0.1)
+        return format_text("%.2f s", s);
+    if (s >= 1e-3)
+        return format_text("%.1f ms", 1e3 * s);
+    return format_text("%.0f us", 1e6 * s);
 }
 
 static const char *count_text(double parameters)
@@ -39,8 +44,12 @@ void print_query(const Query *q)
         printf(", %d experts of width %d", m->experts, m->expert_width);
     else
         printf(", MLP %d", m->mlp);
-    printf("%s, vocabulary %d%s%s)\n", m->gated ? " gated" : "", m->vocab, m->tied ? " tied" : "",
-           format_text("; as %s runs it", frameworks[q->cluster.framework].command));
+    if (m->gated)
+        printf(" gated");
+    printf(", vocabulary %d", m->vocab);
+    if (m->tied)
+        printf(" tied");
+    printf("; as %s runs it)\n", frameworks[q->cluster.framework].command);
     Model llama;
     if (!strstr(m->name, ".json") && model_find(&llama, format_text("llama3-%s", m->name)))
         printf("(%s of the %s; Llama 3's is --model %s)\n", m->name, m->in_09 ? "programs" : "playbook", llama.name);

@@ -71,6 +71,17 @@ static int uneven(const Model *m, const Grid *g)
     return (chunks - m->layers % chunks) % chunks;
 }
 
+/* "0, 2, 3": the ZeRO stages that a framework has. */
+static const char *stages_text(const Traits *f)
+{
+    const char *text = "0";
+
+    for (int zero = 1; zero <= 3; zero++)
+        if (f->stages >> zero & 1)
+            text = format_text("%s, %d", text, zero);
+    return text;
+}
+
 const char *grid_error(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
@@ -99,8 +110,7 @@ const char *grid_error(const Query *q, const Grid *g)
         return format_text("ep %d: expected a divisor of the %d experts and of the %d ranks with other tokens", g->ep,
                            m->experts, expert_ranks(g, &q->cluster));
     if (!(f->stages >> g->zero & 1))
-        return format_text("zero %d: expected one of those that %s has: %s", g->zero, f->command,
-                           f->stages == 3 ? "0, 1" : f->stages == 13 ? "0, 2, 3" : "0, 1, 2, 3");
+        return format_text("zero %d: expected one of those that %s has: %s", g->zero, f->command, stages_text(f));
     if (g->zero > 1 && g->pp > 1 && q->cluster.framework != FOR_TORCHTITAN)
         return format_text("zero %d with pp %d: expected zero 0 or 1, as in a pipeline ZeRO-2 and 3 would "
                            "reduce-scatter or all-gather in every micro-batch", g->zero, g->pp);
@@ -203,10 +213,11 @@ static _Noreturn void fail_without_grid(const Query *q)
             *size_of(&g, d) = fmax(q->limits[d].least, grid_size(&g, d));
     fill_grid(q, &g);
     const char *wrong = grid_error(q, &g);
-    fail("no grid of %d ranks is possible%s%s; %s", q->cluster.gpus, c.count ? " with the restrictions given" : "",
-         wrong ? format_text(" (%s)", wrong) : "", c.count
-         ? format_text("of %d without them the %s is %s", c.count, c.fitting ? "fastest" : "smallest",
-                       grid_text(&c.all[0].grid, NULL)) : "try another --gpus or --batch");
+    const char *reason = wrong ? format_text(" (%s)", wrong) : "";
+    if (!c.count)
+        fail("no grid of %d ranks is possible%s; try another --gpus or --batch", q->cluster.gpus, reason);
+    fail("no grid of %d ranks is possible with the restrictions given%s; of %d without them the %s is %s",
+         q->cluster.gpus, reason, c.count, c.fitting ? "fastest" : "smallest", grid_text(&c.all[0].grid, NULL));
 }
 
 static double least_bytes(const Query *q)
@@ -220,31 +231,44 @@ static double least_bytes(const Query *q)
     return least;
 }
 
-/* No grid fits: names the one that needs least, and what would need less. */
-static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
+/* What would fit: the fastest grid without the restrictions, or on 2, 4, 8, ... times as many GPUs. */
+static const char *room_elsewhere(const Query *q)
 {
-    const int node = q->cluster.per_node, seq = q->model.seq;
-    const double part = memory_limit(&q->cluster), all = q->hardware.memory / GiB;
-    Query bf16 = *q, shorter = *q, other = *q;
+    const int node = q->cluster.per_node;
+    Query other = *q;
 
-    bf16.cluster.gradients = 2;
-    /* cp and tp cannot split an odd length. */
-    shorter.model.seq = seq % 16 && seq > 512 ? (seq + 512) / 1024 * 1024 : seq / 2;
     memset(other.limits, 0, sizeof other.limits);
-    const double fewer = least_bytes(&bf16), less = least_bytes(&shorter);
-    for (int times = 2; times <= 256 && !(least_bytes(&other) <= part * q->hardware.memory); times *= 2) {
+    for (int times = 2; times <= 256 && !(least_bytes(&other) <= memory_limit(&q->cluster) * q->hardware.memory);
+         times *= 2) {
         other = *q;
         other.cluster.gpus *= times;
         other.cluster.gpus -= other.cluster.gpus > node ? other.cluster.gpus % node : 0;
     }
     const Candidates c = candidates(&other);
-    const char *where = other.cluster.gpus == q->cluster.gpus ? "without the restrictions given"
-                        : format_text("on --gpus %d", other.cluster.gpus);
+    if (!c.fitting)
+        return "nor does one fit on 256 times as many GPUs";
+    const char *fastest = grid_text(&c.all[0].grid, NULL);
+    if (other.cluster.gpus == q->cluster.gpus)
+        return format_text("the fastest without the restrictions given would be %s", fastest);
+    return format_text("the fastest on --gpus %d would be %s", other.cluster.gpus, fastest);
+}
+
+/* No grid fits: names the one that needs least, and what would need less. */
+static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
+{
+    const int seq = q->model.seq;
+    const double part = memory_limit(&q->cluster), all = q->hardware.memory / GiB;
+    Query bf16 = *q, shorter = *q;
+
+    bf16.cluster.gradients = 2;
+    /* cp and tp cannot split an odd length. */
+    shorter.model.seq = seq % 16 && seq > 512 ? (seq + 512) / 1024 * 1024 : seq / 2;
+    const double fewer = least_bytes(&bf16), less = least_bytes(&shorter);
+    const char *elsewhere = room_elsewhere(q);
+    const char *in_bf16 = fewer < least->memory.total ? format_text("; with --state-bytes 16 %.1f", fewer / GiB) : "";
     fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d "
-         "%.1f; %s", part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL),
-         fewer < least->memory.total ? format_text("; with --state-bytes 16 %.1f", fewer / GiB) : "", shorter.model.seq,
-         less / GiB, c.fitting ? format_text("the fastest %s would be %s", where, grid_text(&c.all[0].grid, NULL))
-         : "nor does one fit on 256 times as many GPUs");
+         "%.1f; %s", part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL), in_bf16,
+         shorter.model.seq, less / GiB, elsewhere);
 }
 
 Candidates candidates(const Query *q)
@@ -313,10 +337,11 @@ const char *grid_read(const Query *q, const char *text, Grid *of)
             value = recompute_named(number);
         else if (!number || sscanf(number, "%d%c", &value, &end) != 1 || (d == ZERO && value > 3))
             value = -1;
+        if (number)
+            number[-1] = '=';                               /* the message has the full item */
         if (d == DIMENSIONS || value < (d < ZERO))
             return format_text("expected a list like tp=2,cp=1,pp=4,dp=8,micro-batch=1,accumulate=4,zero=1,"
-                               "recompute=none (zero from 0 to 3, recompute none, selective or full), got '%s%s%s'",
-                               item, number ? "=" : "", number ? number : "");
+                               "recompute=none (zero from 0 to 3, recompute none, selective or full), got '%s'", item);
         *size_of(&g, d) = value;
     }
     fill_grid(q, &g);
