@@ -63,8 +63,12 @@ int main(int argc, char **argv)
                in_a_only ? alone : worst);
         return 1;
     }
-    printf("max |a - b| / max |b| is at most %.2g%s%s: the files %s to %g%s\n", most, *worst ? ", in " : "", worst,
-           most <= tolerance ? "agree" : "do not agree", tolerance,
-           heads ? "" : " (HEADS=n compares q, k and v separately)");
+    printf("max |a - b| / max |b| is at most %.2g", most);
+    if (*worst)
+        printf(", in %s", worst);
+    printf(": the files %s to %g", most <= tolerance ? "agree" : "do not agree", tolerance);
+    if (!heads)
+        printf(" (HEADS=n compares q, k and v separately)");
+    printf("\n");
     return most > tolerance;
 }

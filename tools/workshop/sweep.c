@@ -186,23 +186,53 @@ static const char *scaling(void)
                    : "the tokens of a step are neither constant nor proportional to the ranks";
 }
 
-/* The table and the CSV. Only pipelines have the last columns. */
-static void write_rows(FILE *f, bool csv)
+static int column_count(void)           /* only pipelines have the last columns */
 {
-    const int count = isnan(first->v[BUBBLE]) ? BUBBLE : COLUMNS;
+    return isnan(first->v[BUBBLE]) ? BUBBLE : COLUMNS;
+}
 
-    fprintf(f, "ranks");
-    for (int i = 0; i < count; i++)
-        fprintf(f, csv ? ",%s" : i < SECONDS ? "%15s" : "%11s", names[i]);
-    fprintf(f, csv ? ",pretend\n" : "\n");
-    for (const Row *row = rows; row < rows + row_count; row++) {
-        fprintf(f, csv ? "%d" : "%5d", row->ranks);
-        for (int i = 0; i < count && (csv || !row->why[0]); i++)
-            fputs(csv           ? format_text(",%.17g", row->why[0] ? NAN : row->v[i])
-                  : i < SECONDS ? format_text("%15s", number_text(row->v[i]))
-                                : format_text("%11.3f", row->v[i]), f);
-        fprintf(f, csv ? ",\"%s\"\n" : row->why[0] ? "  %s\n" : "%s\n", csv ? pretend : row->why);
+static void print_row(const Row *row)
+{
+    printf("%5d", row->ranks);
+    if (row->why[0]) {
+        printf("  %s\n", row->why);
+        return;
     }
+    for (int i = 0; i < column_count(); i++)
+        if (i < SECONDS)
+            printf("%15s", number_text(row->v[i]));
+        else
+            printf("%11.3f", row->v[i]);
+    printf("\n");
+}
+
+static void print_table(void)
+{
+    printf("ranks");
+    for (int i = 0; i < column_count(); i++)
+        printf(i < SECONDS ? "%15s" : "%11s", names[i]);
+    printf("\n");
+    for (const Row *row = rows; row < rows + row_count; row++)
+        print_row(row);
+}
+
+static void write_csv(const char *file)
+{
+    FILE *f = fopen(file, "w");
+
+    if (!f)
+        err(2, "%s", file);
+    fprintf(f, "ranks");
+    for (int i = 0; i < column_count(); i++)
+        fprintf(f, ",%s", names[i]);
+    fprintf(f, ",pretend\n");
+    for (const Row *row = rows; row < rows + row_count; row++) {
+        fprintf(f, "%d", row->ranks);
+        for (int i = 0; i < column_count(); i++)
+            fprintf(f, ",%.17g", row->why[0] ? NAN : row->v[i]);
+        fprintf(f, ",\"%s\"\n", pretend);
+    }
+    fclose(f);
 }
 
 static void print_explanation(void)
@@ -254,18 +284,14 @@ int main(int argc, char **argv)
     for (Row *row = rows; row < rows + row_count; row++)
         run_row(row);
     printf("\nmpiexec -n RANKS %s\n\n", command);
-    write_rows(stdout, false);
+    print_table();
     if (!first->v[SECONDS])
         return 1;
     print_explanation();
     mkdir("build", 0777);
     mkdir("build/sweep", 0777);
     const char *csv = format_text("build/sweep/%s.csv", program), *figure = format_text("build/sweep/%s.svg", program);
-    FILE *f = fopen(csv, "w");
-    if (!f)
-        err(2, "%s", csv);
-    write_rows(f, true);
-    fclose(f);
+    write_csv(csv);
     printf("\nwrote %s%s%s\n", csv, draw(csv, figure) ? " and " : "; gnuplot could not draw ", figure);
     return 0;
 }
