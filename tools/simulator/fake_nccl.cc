@@ -60,11 +60,18 @@ static int size_of(ncclDataType_t type)
     return size_of(cuda_type(type));
 }
 
+static double reduced(double a, double b, bool largest)
+{
+    if (!largest)
+        return a + b;
+    return a > b ? a : b;
+}
+
 static void reduce(void *to, const void *from, size_t count, ncclDataType_t type, bool largest)
 {
     for (size_t i = 0; i < count; i++) {
         const double a = get(to, cuda_type(type), i), b = get(from, cuda_type(type), i);
-        put(to, cuda_type(type), i, !largest ? a + b : a > b ? a : b);
+        put(to, cuda_type(type), i, reduced(a, b, largest));
     }
 }
 
