@@ -2,21 +2,33 @@
  * float64, and compares. Where they differ, looks for an explanation that matches to eight digits (a correct program
  * matches to ten, but a mistake adds rounding of its own):
  *
- *   1. well-known mistakes: 01 computes again with the mistake made on purpose, and all tensors must match;
- *   2. one tensor, or the rectangle of it that is wrong (differences.h): zero, too large by a factor, or computed from
- *      some of the sequences or tokens.
+ *   1. well-known mistakes: 01 computes again with the mistake made on purpose (diagnose_mistakes.c), and all tensors
+ *      must match;
+ *   2. one tensor, or the rectangle of it that is wrong: zero, too large by a factor, or computed from some of the
+ *      sequences or tokens (diagnose_differences.c).
  *
  * "make verify" (verify.c) runs this on the gradients that a program dumped, and prints the output. Status 0: the
  * gradients are right; 2: they are not.
  */
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
 #include "../../common/safetensors.h"
-#include "differences.h"
+#include "diagnose_differences.h"
+#include "process.h"
 
-/* ---- The verdict ---- */
+/* Of the program's step; NaN: unknown. */
+static double candidate_loss = NAN, candidate_norm = NAN;
+static double right_loss;
+
+static bool loss_is_wrong(void)
+{
+    return isfinite(candidate_loss) && fabs(candidate_loss / right_loss - 1) > (by_norm ? tolerance : 1e-9);
+}
+
+/* ---- One tensor after the other ---- */
 
 static bool is_right(const Piece *p)
 {
@@ -34,56 +46,81 @@ static void family(char *text, size_t size, const char *name)
 {
     const char *rest = block_of(name) < 0 ? NULL : strchr(name + 7, '.');
 
-    snprintf(text, size, "%s%s", rest ? "blocks.*" : name, rest ? rest : "");
+    if (rest)
+        snprintf(text, size, "blocks.*%s", rest);
+    else
+        snprintf(text, size, "%s", name);
 }
 
-/* Explains each wrong tensor; tensors with the same explanation share a line. */
-static void print_pieces(void)
+typedef char Explanation[720];
+
+/* An explanation for each wrong tensor; the others have "". */
+static Explanation *explanations(void)
 {
-    enum { MOST = 6, NAMES = 5 };
-    char (*text)[720] = calloc(piece_count, sizeof *text);
-    int printed = 0, rest = 0, more = 0;
+    Explanation *text = calloc(piece_count, sizeof *text);
 
     for (int pass = 0; pass < 2; pass++)                /* matrices first: their weights explain small tensors */
         for (int i = 0; i < piece_count; i++)
             if (!is_right(&pieces[i]) && (pieces[i].cols > 1) == (pass == 0))
                 explain_piece(text[i], sizeof text[i], &pieces[i]);
-    for (int i = 0; i < piece_count; i++) {
-        if (!text[i][0])
+    return text;
+}
+
+/* Whether tensors of several blocks have this explanation, from the first that has it on. */
+static bool in_several_blocks(Explanation *text, int first)
+{
+    bool several = false;
+
+    for (int k = first; k < piece_count; k++)
+        several |= !strcmp(text[k], text[first]) && block_of(pieces[k].name) != block_of(pieces[first].name);
+    return several;
+}
+
+/* Prints the explanation of a tensor once, for all tensors that have it, and removes it from them. If they are of
+ * several blocks, their names lack the block number. */
+static void print_explanation(Explanation *text, int first)
+{
+    enum { NAMES = 5 };
+    const bool several = in_several_blocks(text, first);
+    char names[NAMES * 64] = "", name[64];
+    Explanation words;
+    int same = 0, listed = 0;
+
+    memcpy(words, text[first], sizeof words);
+    for (int k = first; k < piece_count; k++) {
+        if (strcmp(text[k], words))
             continue;
+        if (several)
+            family(name, sizeof name, pieces[k].name);
+        else
+            snprintf(name, sizeof name, "%s", pieces[k].name);
+        if (!strstr(names, name) && listed++ < NAMES)
+            add_text(names, sizeof names, "%s%s", same ? ", " : "", name);
+        text[k][0] = 0;
+        same++;
+    }
+    if (same == 1)
+        printf("%s: %s\n", pieces[first].name, words);
+    else
+        printf("%s%s (%d tensors): %s\n", names, listed > NAMES ? " and others" : "", same, words);
+}
+
+/* Explains each wrong tensor; tensors with the same explanation share a line. */
+static void print_pieces(void)
+{
+    enum { MOST = 6 };
+    Explanation *text = explanations();
+    int printed = 0, rest = 0, more = 0;
+
+    for (int i = 0; i < piece_count; i++)
         if (!strcmp(text[i], unexplained)) {
             rest++;
-            continue;
-        }
-        if (printed == MOST) {
+        } else if (text[i][0] && printed == MOST) {
             more++;
-            continue;
+        } else if (text[i][0]) {
+            print_explanation(text, i);
+            printed++;
         }
-        char names[NAMES * 64] = "", words[720];
-        int same = 0, listed = 0;
-        bool several = false;                           /* in several blocks: then the block number is left out */
-        memcpy(words, text[i], sizeof words);
-        for (int k = i; k < piece_count; k++)
-            several |= !strcmp(text[k], words) && block_of(pieces[k].name) != block_of(pieces[i].name);
-        for (int k = i; k < piece_count; k++) {
-            char f[64];
-            if (strcmp(text[k], words))
-                continue;
-            if (several)
-                family(f, sizeof f, pieces[k].name);
-            else
-                snprintf(f, sizeof f, "%s", pieces[k].name);
-            if (!strstr(names, f) && listed++ < NAMES)
-                snprintf(names + strlen(names), sizeof names - strlen(names), "%s%s", same ? ", " : "", f);
-            text[k][0] = 0;
-            same++;
-        }
-        if (same == 1)
-            printf("%s: %s\n", pieces[i].name, words);
-        else
-            printf("%s%s (%d tensors): %s\n", names, listed > NAMES ? " and others" : "", same, words);
-        printed++;
-    }
     if (more)
         printf("and %d more tensors, each wrong in another way\n", more);
     if (rest && printed)
@@ -91,12 +128,14 @@ static void print_pieces(void)
     free(text);
 }
 
+/* ---- All tensors at once ---- */
+
 /* The factor by which all gradients are wrong; 0: there is none. */
 static double common_factor(void)
 {
     double product = 0, square = 0;
 
-    for (int64_t i = 0; i < layout.count; i++)
+    for (int64_t i = 0; i < layout->count; i++)
         product += found[i] * right[i], square += right[i] * right[i];
     const double scale = product / square;
     bool same = scale != 0 && isfinite(scale);
@@ -105,30 +144,41 @@ static double common_factor(void)
     return same ? scale : 0;
 }
 
+/* Counts the wrong elements of a piece, the first and the last of which it names; -1: one of them is not zero. */
+static int64_t count_zeros(const Piece *p, int64_t *first, int64_t *last)
+{
+    const double most = tolerance * largest_right(p);
+    int64_t zeros = 0;
+
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->cols; j++) {
+            const double x = at(found, p, i, j);
+            if (fabs(x - at(right, p, i, j)) <= most)
+                continue;
+            if (x != 0)
+                return -1;
+            *last = i * p->cols + j;
+            *first = zeros++ ? *first : *last;
+        }
+    return zeros;
+}
+
 /* Whether all wrong elements are zero, and some tensor is partly right: the dump has holes. *where: the first. */
 static bool has_holes(char *where, size_t size)
 {
     bool holes = false;
 
     for (const Piece *p = pieces; p < pieces + piece_count; p++) {
-        double largest = 0;
-        int64_t zeros = 0, first = -1, last = -1;
-        for (int64_t i = 0; i < p->rows; i++)
-            for (int64_t j = 0; j < p->cols; j++)
-                largest = fmax(largest, fabs(at(right, p, i, j)));
-        for (int64_t i = 0; i < p->rows; i++)
-            for (int64_t j = 0; j < p->cols; j++) {
-                const bool wrong = !(fabs(at(found, p, i, j) - at(right, p, i, j)) <= tolerance * largest);
-                if (wrong && at(found, p, i, j) != 0)
-                    return false;
-                zeros += wrong;
-                if (wrong)
-                    first = first < 0 ? i * p->cols + j : first, last = i * p->cols + j;
-            }
-        if (zeros && zeros < p->rows * p->cols && !holes)
+        int64_t first = 0, last = 0;
+        const int64_t elements = p->rows * p->cols, zeros = count_zeros(p, &first, &last);
+        if (zeros < 0)
+            return false;
+        if (zeros == 0 || zeros == elements)
+            continue;
+        if (!holes)
             snprintf(where, size, "%s, elements %lld to %lld of %lld", p->name, (long long)first, (long long)last,
-                     (long long)(p->rows * p->cols));
-        holes |= zeros && zeros < p->rows * p->cols;
+                     (long long)elements);
+        holes = true;
     }
     return holes && !by_norm;
 }
@@ -136,13 +186,13 @@ static bool has_holes(char *where, size_t size)
 /* Whether a mistake gives these gradients: all of them, only the first wrong one, or none. The loss rules out most
  * mistakes, and is quick to compute. */
 typedef enum { NOT_THIS, BEGINS, EXPLAINS } Verdict;
-static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, const Piece *first)
+static Verdict judge(const Mistake *m, const Piece *first)
 {
-    if (isfinite(candidate_loss) && !by_norm && ((m->kind <= FROM_ZERO) != loss_wrong
-        || (loss_wrong && fabs(compute(m, batch, NULL) / candidate_loss - 1) > 1e-9)))
+    if (isfinite(candidate_loss) && !by_norm && ((m->kind <= FROM_ZERO) != loss_is_wrong()
+        || (loss_is_wrong() && fabs(compute(m, NULL) / candidate_loss - 1) > 1e-9)))
         return NOT_THIS;
-    double *made = malloc(layout.count * sizeof *made);
-    const double made_loss = compute(m, batch, made);
+    double *made = malloc(layout->count * sizeof *made);
+    const double made_loss = compute(m, made);
     bool same = !isfinite(candidate_loss) || fabs(made_loss / candidate_loss - 1) <= 1e-9;
     const bool begins = same && m->kind == PARTIAL_SUMS && alike(found, made, first, full_box(first));
 
@@ -154,52 +204,124 @@ static Verdict judge(const Mistake *m, double candidate_loss, bool loss_wrong, c
 
 /* The well-known mistake behind these gradients, in words; "" if there is none. A mistake that explains only the first
  * wrong tensor is the second choice. 16- and 8-bit types allow only one, whose gradients are exactly 0. */
-static Verdict find_mistake(char *text, size_t size, double candidate_loss, bool loss_wrong, const Piece *first)
+static Verdict find_mistake(char *text, size_t size, const Piece *first)
 {
     Verdict best = NOT_THIS;
     const int all = ranks;
 
     text[0] = 0;
     for (const int *n = group_sizes; *n && best != EXPLAINS; n++)
-        for (unsigned i = 0; i < sizeof mistakes / sizeof *mistakes && best != EXPLAINS; i++)
+        for (int i = 0; i < mistake_count && best != EXPLAINS; i++)
             for (int zigzag = 0; zigzag <= mistakes[i].by_token && best != EXPLAINS; zigzag++) {
                 Mistake m = mistakes[i];
                 m.zigzag = zigzag;
                 ranks = *n;
                 const bool worth_it = possible(&m, all) && (!by_norm || m.kind == EMPTY);
-                const Verdict v = worth_it ? judge(&m, candidate_loss, loss_wrong, first) : NOT_THIS;
+                const Verdict v = worth_it ? judge(&m, first) : NOT_THIS;
                 if (v <= best)
                     continue;
                 best = v;
                 snprintf(text, size, "%s", m.text);
                 if (*n != all)
-                    snprintf(text + strlen(text), size - strlen(text), " (ranks: the %d of one group)", *n);
+                    add_text(text, size, " (ranks: the %d of one group)", *n);
             }
     ranks = all;
     return best;
 }
 
-/* Checks the norm that a program printed, whose gradients are right; explains a wrong one. */
-static bool check_norm(double norm)
+/* ---- The verdict ---- */
+
+/* Explains a wrong loss: by a factor, if it has a name. */
+static void print_loss(void)
+{
+    char words[256];
+
+    name_factor(words, sizeof words, candidate_loss / right_loss, true);
+    printf("the loss of this step is %.10g, but 01 gives %.10g: ", candidate_loss, right_loss);
+    if (strstr(words, " (= "))
+        printf("%s\n", words);
+    else
+        printf("forward or the batch is wrong\n");
+}
+
+/* Explains a wrong norm of right gradients. False: it is wrong. */
+static bool check_norm(void)
 {
     double total = 0;
     char factor[256];
 
-    for (int64_t i = 0; i < layout.count; i++)
+    for (int64_t i = 0; i < layout->count; i++)
         total += right[i] * right[i];
-    if (fabs(norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
+    if (fabs(candidate_norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
         return true;
-    name_factor(factor, sizeof factor, norm / sqrt(total), false);
-    printf("the gradients are right, but their norm is %.10g instead of %.10g: it is %s\n", norm, sqrt(total), factor);
+    name_factor(factor, sizeof factor, candidate_norm / sqrt(total), false);
+    printf("the gradients are right, but their norm is %.10g instead of %.10g: it is %s\n", candidate_norm, sqrt(total),
+           factor);
     return false;
+}
+
+/* The gradients are right: explains a wrong loss, a wrong norm. False: one of them is wrong. */
+static bool check_loss_and_norm(void)
+{
+    if (loss_is_wrong())
+        print_loss();
+    const bool norm_is_right = !isfinite(candidate_norm) || check_norm();
+    return !loss_is_wrong() && norm_is_right;
+}
+
+/* implied: a wrong loss explains that they are wrong. */
+static void print_count(int wrong, const Piece *first, bool implied)
+{
+    printf("%d of %d gradients are wrong%s; the first, in the order of backward, is %s\n", wrong, piece_count,
+           implied ? ", as the wrong loss implies" : "", first->name);
+}
+
+static void print_common_factor(double scale)
+{
+    const bool loss_too = fabs(candidate_loss / right_loss / scale - 1) <= 1e-9 + tolerance;    /* false for NaN */
+    char words[512];
+
+    name_factor(words, sizeof words, scale, true);
+    printf(loss_too ? "the loss and every gradient are %s\n" : "every gradient is %s\n", words);
+}
+
+/* Says what is wrong: what explains all gradients, or else what explains each. */
+static void explain(int wrong, const Piece *first)
+{
+    const double scale = common_factor();
+    char words[512], where[160] = "";
+
+    if (scale) {
+        print_common_factor(scale);
+        print_count(wrong, first, false);
+        return;
+    }
+    const bool holes = has_holes(where, sizeof where);
+    const Verdict known = holes ? NOT_THIS : find_mistake(words, sizeof words, first);
+    if (known == EXPLAINS) {
+        printf("the gradients match, to eight digits, a run in which %s\n", words);
+        print_count(wrong, first, false);
+        return;
+    }
+    if (loss_is_wrong())
+        print_loss();
+    print_count(wrong, first, loss_is_wrong());
+    if (known == BEGINS)
+        printf("it matches, to eight digits, a run in which %s\n", words);
+    if (holes)
+        printf("all wrong elements are zero, in shards of tensors: a rank did not compute its shard, or does not own "
+               "the shard that it updates (Placement.replica), which then is not dumped, saved or in the norm; the "
+               "first are in %s\n", where);
+    else
+        print_pieces();
 }
 
 static void read_found(const char *file)
 {
     Safetensors s = safetensors_open(file);
 
-    for (int k = 0; k < layout.parameters; k++) {
-        const ParamInfo *p = &layout.table[k];
+    for (int k = 0; k < layout->parameters; k++) {
+        const ParamInfo *p = &layout->table[k];
         const SafeTensor *t = safetensors_find(&s, p->name);
         if (!t)
             fail("%s has no %s", file, p->name);
@@ -208,29 +330,15 @@ static void read_found(const char *file)
     safetensors_close(&s);
 }
 
-/* Explains a wrong loss: by a factor, if it has a name. */
-static void print_loss(double loss, double right_loss)
-{
-    char words[256];
-
-    name_factor(words, sizeof words, loss / right_loss, true);
-    printf("the loss of this step is %.10g, but 01 gives %.10g: ", loss, right_loss);
-    if (strstr(words, " (= "))
-        printf("%s\n", words);
-    else
-        printf("forward or the batch is wrong\n");
-}
-
 int main(int argc, char **argv)
 {
     static const Mistake none;
     static const char *candidate = "", *group_list = "none";
-    static double candidate_loss = NAN, candidate_norm = NAN;
-    char words[512], where[160] = "";
-    int wrong = 0, first_wrong = -1;
+    const Piece *first = NULL;
+    int wrong = 0;
 
-    tolerance = 1e-10;
-    batch = program_begin("diagnose", "Explains what is wrong with dumped gradients.", argc, argv, (ProgramOption[]){
+    const Layout *of_01 = mistakes_begin("diagnose", "Explains what is wrong with dumped gradients.", argc, argv,
+                                         (ProgramOption[]){
         {"candidate", OPTION_TEXT, &candidate, "file written by --dump-gradients", "FILE"},
         {"candidate-loss", OPTION_DOUBLE, &candidate_loss, "loss of that step", "X", 0, 1e9},
         {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "gradient norm of that step", "X", 0, 1e30},
@@ -240,47 +348,16 @@ int main(int argc, char **argv)
         {"tolerance", OPTION_DOUBLE, &tolerance, "largest difference of a right gradient", "X", 0, 1},
         {"by-norm", OPTION_FLAG, &by_norm, "measure it by Euclidean norms instead of the largest element"},
         {0}});
-    read_groups(group_list);
-    right = malloc(layout.count * sizeof *right), found = malloc(layout.count * sizeof *found);
-    sequences = B * options.accumulate;
-    list_pieces();
+    differences_begin(of_01, group_list);
     read_found(candidate);
-    const double right_loss = compute(&none, batch, right);
-    for (int i = 0; i < piece_count; i++)
+    right_loss = compute(&none, right);
+    for (int i = piece_count - 1; i >= 0; i--)
         if (!is_right(&pieces[i])) {
-            first_wrong = wrong ? first_wrong : i;
+            first = &pieces[i];
             wrong++;
         }
-    const bool loss_known = isfinite(candidate_loss);
-    const bool loss_wrong = loss_known && fabs(candidate_loss / right_loss - 1) > (by_norm ? tolerance : 1e-9);
-    if (!wrong) {
-        if (loss_wrong)
-            print_loss(candidate_loss, right_loss);
-        const bool norm_right = !isfinite(candidate_norm) || check_norm(candidate_norm);
-        comm_exit(loss_wrong || !norm_right ? 2 : 0);
-    }
-    const double scale = common_factor();
-    const bool holes = !scale && has_holes(where, sizeof where);
-    const Verdict known = scale || holes ? NOT_THIS : find_mistake(words, sizeof words, candidate_loss, loss_wrong,
-                                                                   &pieces[first_wrong]);
-    if (scale) {
-        const bool loss_too = loss_known && fabs(candidate_loss / right_loss / scale - 1) <= 1e-9 + tolerance;
-        name_factor(words, sizeof words, scale, true);
-        printf(loss_too ? "the loss and every gradient are %s\n" : "every gradient is %s\n", words);
-    } else if (known == EXPLAINS) {
-        printf("the gradients match, to eight digits, a run in which %s\n", words);
-    } else if (loss_wrong) {
-        print_loss(candidate_loss, right_loss);
-    }
-    printf("%d of %d gradients are wrong%s; the first, in the order of backward, is %s\n", wrong, piece_count,
-           loss_wrong && !scale && known != EXPLAINS ? ", as the wrong loss implies" : "", pieces[first_wrong].name);
-    if (known == BEGINS)
-        printf("it matches, to eight digits, a run in which %s\n", words);
-    if (holes)
-        printf("all wrong elements are zero, in shards of tensors: a rank did not compute its shard, or does not own "
-               "the shard that it updates (Placement.replica), which then is not dumped, saved or in the norm; the "
-               "first are in %s\n", where);
-    else if (!scale && known != EXPLAINS)
-        print_pieces();
+    if (!wrong)
+        comm_exit(check_loss_and_norm() ? 0 : 2);
+    explain(wrong, first);
     comm_exit(2);
 }

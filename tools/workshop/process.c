@@ -71,6 +71,16 @@ const char *in_temporary(const char *format, ...)
     return p;
 }
 
+void add_text(char *text, size_t size, const char *format, ...)
+{
+    const size_t length = strlen(text);
+    va_list list;
+
+    va_start(list, format);
+    vsnprintf(text + length, size - length, format, list);
+    va_end(list);
+}
+
 static const char *place_of(const char *file)
 {
     return *file == '/' ? file : in_temporary("%s", file);

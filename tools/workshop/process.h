@@ -24,6 +24,9 @@ void run_well(const char *format, ...) __attribute__((format(printf, 1, 2)));
 const char *temporary(void);
 const char *in_temporary(const char *format, ...) __attribute__((format(printf, 1, 2)));
 
+/* Appends to a text in an array of `size` bytes, as far as it has room. */
+void add_text(char *text, size_t size, const char *format, ...) __attribute__((format(printf, 3, 4)));
+
 /* Reads a column of a --metrics file by its name, up to `most` rows. Returns the number of rows read. */
 int read_column(const char *file, const char *column, double *values, int most);
 

@@ -1,11 +1,11 @@
-/* 01 without its main, for programs that call its forward and backward. Include it in one file only. */
+/* 01 without its main, for a program that uses its static functions and variables. Include it in one file only. */
 #ifndef SINGLE_GPU_H
 #define SINGLE_GPU_H
 
 #ifndef SINGLE_GPU
 #define SINGLE_GPU "../../01_single_gpu/train.c"           /* make verify may take the one of the last commit */
 #endif
-#define main program_main
+#define main single_gpu_main                                /* the program has a main of its own */
 #include SINGLE_GPU
 #undef main
 

@@ -1,13 +1,10 @@
 # Targets for learners and instructors.
 
-# A tool: its .c file, the functions that start programs, and a backend.
+# A tool: the .c files that begin with its name, the functions that start programs, and a backend.
 TOOLS := verify diagnose compare sweep
 $(foreach b,cpu cpu64,$(patsubst %,$(BUILD)/$(b)/%,$(TOOLS))): \
-		$$(call objects,tools/workshop/$$(@F) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
-# diagnose wraps operators of 01 (mistakes.h).
-WRAP := $(foreach o,residual_forward tensor_zero $(patsubst %,%_backward,residual embedding cross_entropy layernorm) \
-	linear_backward_input linear_backward_weight,-Wl,--wrap=$(o))
-$(BUILD)/cpu64/diagnose: private LIBS += $(WRAP)
+		$$(call objects,$$(wildcard tools/workshop/$$(@F)*.c) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a
+	$(link)
 
 known-stage:
 	@test -n "$(PROGRAM)" || { echo "$(if $(MATCHES),STAGE=$(STAGE) is the beginning of several names; write the full" \
@@ -59,8 +56,8 @@ reference:
 	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(REFERENCE)/of
 	@git archive HEAD 01_single_gpu 10_expert_parallel | tar -x -C $(REFERENCE)/of
 	@$(foreach p,01_single_gpu 10_expert_parallel,$(call quick,$(REFERENCE)/of/$(p)/*.c) -o $(REFERENCE)/$(p) &&) \
-		$(call quick,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/01_single_gpu/train.c"' tools/workshop/diagnose.c \
-		$(BUILD)/cpu64/obj/tools/workshop/process.o) $(WRAP) -o $(REFERENCE)/diagnose
+		$(call quick,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/01_single_gpu/train.c"' tools/workshop/diagnose*.c \
+		$(BUILD)/cpu64/obj/tools/workshop/process.o) -o $(REFERENCE)/diagnose
 
 # The bytes, FLOPs and overlapping transfers of the project's programs, which verify compares with.
 verify-costs:

@@ -1,74 +1,76 @@
-/* Explains a wrong gradient by comparing its elements with those of 01: zero, too large by a factor, or computed from
- * some of the sequences or tokens; everywhere or in a rectangle. For diagnose.c; includes mistakes.h.
- */
-#ifndef DIFFERENCES_H
-#define DIFFERENCES_H
+#include "diagnose_differences.h"
 
 #include <math.h>
 #include <stdio.h>
+#include <stdlib.h>
 #include <string.h>
 
-#include "mistakes.h"
+#include "process.h"
 
-/* ---- Tensors (q, k and v of QKV separately) in the order in which backward completes them ---- */
+const Layout *layout;
+Piece *pieces;
+int piece_count;
+double *right, *found;
+double tolerance = 1e-10;
+bool by_norm;
+int group_sizes[10];
 
-typedef struct {
-    char name[64];              /* "blocks.2.qkv_weight (k)" */
-    const ParamInfo *param;
-    int which;                  /* 0, 1, 2: q, k, v; -1: the full tensor */
-    int64_t rows, cols;
-} Piece;
+/* Sizes of 01. */
+static int64_t B, T, L, D;      /* sequences per micro-batch, tokens of each, layers, head size */
+static int sequences;           /* of the global batch */
 
-static Piece *pieces;
-static int piece_count;
-static double *right, *found;   /* gradients of 01 and of the program, in the order of the layout */
-static double tolerance;
-static bool by_norm;
+/* Adds the parameters with this label, in three pieces those of QKV. */
+static void add_pieces(const char *label)
+{
+    static const char *const suffix[] = {" (q)", " (k)", " (v)"};
+    const bool qkv = strstr(label, "qkv");
+
+    for (const ParamInfo *p = layout->table; p < layout->table + layout->parameters; p++)
+        for (int w = qkv ? 0 : -1; w < (qkv ? 3 : 0) && !strcmp(label, p->label); w++) {
+            Piece *piece = &pieces[piece_count++];
+            *piece = (Piece){.param = p, .which = w, .rows = qkv ? p->rows / 3 : p->rows, .cols = p->cols};
+            snprintf(piece->name, sizeof piece->name, "%s%s", label, qkv ? suffix[w] : "");
+        }
+}
 
 static void list_pieces(void)
 {
-    static const char *const order[] = {"final_weight", "final_bias", "down_bias", "down_weight", "up_weight",
-                                        "up_bias", "ln2_weight", "ln2_bias", "proj_bias", "proj_weight", "qkv_weight",
-                                        "qkv_bias", "ln1_weight", "ln1_bias", "embedding"};
-    const int kinds = sizeof order / sizeof *order;
+    static const char *const of_block[] = {"down_bias", "down_weight", "up_weight", "up_bias", "ln2_weight", "ln2_bias",
+                                           "proj_bias", "proj_weight", "qkv_weight", "qkv_bias", "ln1_weight",
+                                           "ln1_bias"};
 
-    pieces = calloc(3 * layout.parameters, sizeof *pieces);
-    for (int64_t l = L; l >= -1; l--)                   /* L: before all blocks, -1: after them */
-        for (int k = l == L ? 0 : l < 0 ? kinds - 1 : 2; k < (l == L ? 2 : l < 0 ? kinds : kinds - 1); k++)
-            for (int i = 0; i < layout.parameters; i++) {
-                const ParamInfo *p = &layout.table[i];
-                char label[64];
-                snprintf(label, sizeof label, l == L || l < 0 ? "%s" : "blocks.%2$lld.%1$s", order[k], (long long)l);
-                if (strcmp(label, p->label))
-                    continue;
-                const bool qkv = strstr(label, "qkv");
-                for (int w = qkv ? 0 : -1; w < (qkv ? 3 : 0); w++) {
-                    Piece *q = &pieces[piece_count++];
-                    *q = (Piece){.param = p, .which = w, .rows = qkv ? p->rows / 3 : p->rows, .cols = p->cols};
-                    snprintf(q->name, sizeof q->name, "%s%s", label, qkv ? (const char *[]){" (q)", " (k)", " (v)"}[w]
-                             : "");
-                }
-            }
+    pieces = calloc(3 * layout->parameters, sizeof *pieces);
+    add_pieces("final_weight");
+    add_pieces("final_bias");
+    for (int64_t l = L - 1; l >= 0; l--)
+        for (size_t k = 0; k < sizeof of_block / sizeof *of_block; k++)
+            add_pieces(format_text("blocks.%lld.%s", (long long)l, of_block[k]));
+    add_pieces("embedding");
 }
 
-static double at(const double *all, const Piece *p, int64_t row, int64_t col)
+double at(const double *all, const Piece *p, int64_t row, int64_t col)
 {
     const int64_t r = p->which < 0 ? row : row / D * 3 * D + p->which * D + row % D;
 
     return all[p->param->range.first + r * p->cols + col];
 }
 
-typedef struct {
-    int64_t row, rows, col, cols;
-} Box;
-
-static Box full_box(const Piece *p)
+Box full_box(const Piece *p)
 {
     return (Box){0, p->rows, 0, p->cols};
 }
 
-/* max |a - b| / max |b|, or with by_norm |a - b| / |b| in the Euclidean norm; Inf if a has a NaN or Inf. */
-static double distance(const double *a, const double *b, const Piece *p, Box box)
+double largest_right(const Piece *p)
+{
+    double largest = 0;
+
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->cols; j++)
+            largest = fmax(largest, fabs(at(right, p, i, j)));
+    return largest;
+}
+
+double distance(const double *a, const double *b, const Piece *p, Box box)
 {
     double error = 0, largest = 0, squares = 0, square = 0;
 
@@ -89,12 +91,12 @@ static double match_tolerance(void)
     return by_norm ? tolerance : 100 * tolerance;
 }
 
-static bool alike(const double *a, const double *b, const Piece *p, Box box)
+bool alike(const double *a, const double *b, const Piece *p, Box box)
 {
     return distance(a, b, p, box) <= match_tolerance();
 }
 
-/* ---- Explaining one piece ---- */
+/* ---- What diagnose.c compares ---- */
 
 /* The groups of the program that are smaller than all ranks, by name and size: --groups dp=2,tp=4; or none. */
 static struct {
@@ -102,7 +104,6 @@ static struct {
     int size;
 } group[8];
 static int groups;
-static int group_sizes[10];     /* of those in which a mistake may have been made: all ranks first, each once, then 0 */
 
 static void read_groups(const char *list)
 {
@@ -123,33 +124,50 @@ static void read_groups(const char *list)
     }
 }
 
+void differences_begin(const Layout *of_01, const char *groups_of_run)
+{
+    const Config *c = &options.config;
+
+    layout = of_01;
+    B = options.micro_batch, T = c->seq, L = c->layers, D = c->hidden / c->heads;
+    sequences = B * options.accumulate;
+    right = malloc(layout->count * sizeof *right), found = malloc(layout->count * sizeof *found);
+    read_groups(groups_of_run);
+    list_pieces();
+}
+
+/* ---- Factors ---- */
+
 /* Adds " (= NAME", or ", or NAME", if the factor is this number. */
 static void name_number(char *text, size_t size, double factor, double number, const char *name, const char *more)
 {
-    const size_t at = strlen(text);
-
     if (number != 1 && fabs(factor / number - 1) < 1e-6 + tolerance)
-        snprintf(text + at, size - at, "%s%s%s", strstr(text, " (= ") ? ", or " : " (= ", name, more);
+        add_text(text, size, "%s%s%s", strstr(text, " (= ") ? ", or " : " (= ", name, more);
 }
 
-/* "5 times too large (= accumulate)", with every name that the factor may have. common: the loss has it as well. */
-static void name_factor(char *text, size_t size, double scale, bool common)
+static bool dp_is_a_group(void)
+{
+    for (int i = 0; i < groups; i++)
+        if (!strcmp(group[i].name, "dp"))
+            return true;
+    return data_ranks == ranks;
+}
+
+void name_factor(char *text, size_t size, double scale, bool common)
 {
     const double x = fabs(scale) < 1 ? 1 / scale : scale;
+    const char *wrong = x == scale ? "large" : "small";
     const int accumulate = options.accumulate / data_ranks;     /* of one rank */
 
     if (fabs(scale + 1) < 1e-5 + tolerance) {
         snprintf(text, size, "of the wrong sign");
         return;
     }
-    snprintf(text, size, fabs(x) < 1e4 ? "%.4g times too %s" : "%.0f times too %s", x, x == scale ? "large" : "small");
+    snprintf(text, size, fabs(x) < 1e4 ? "%.4g times too %s" : "%.0f times too %s", x, wrong);
     name_number(text, size, x, ranks, "the number of ranks", "");
     for (int i = 0; i < groups; i++)
         name_number(text, size, x, group[i].size, "the size of ", group[i].name);
-    bool dp_is_a_group = data_ranks == ranks;
-    for (int i = 0; i < groups; i++)
-        dp_is_a_group |= !strcmp(group[i].name, "dp");
-    name_number(text, size, x, dp_is_a_group ? 1 : data_ranks, "dp, the replicas with other sequences", "");
+    name_number(text, size, x, dp_is_a_group() ? 1 : data_ranks, "dp, the replicas with other sequences", "");
     name_number(text, size, x, accumulate, "accumulate", "");
     name_number(text, size, x, B, "micro_batch", "");
     name_number(text, size, x, T, "T", "");
@@ -162,12 +180,12 @@ static void name_factor(char *text, size_t size, double scale, bool common)
     for (int i = 0; i < groups; i++)
         name_number(text, size, x, group[i].size * accumulate, "accumulate x the size of ", group[i].name);
     if (strstr(text, " (= "))
-        snprintf(text + strlen(text), size - strlen(text), ")");
+        add_text(text, size, ")");
 }
 
+/* ---- Sequences that contribute to a gradient ---- */
+
 static double **by_sequence;      /* gradients of each sequence alone; NULL: not computed yet */
-static int sequences;
-static Batch batch;
 
 static double **contributions_of_sequences(void)
 {
@@ -175,8 +193,8 @@ static double **contributions_of_sequences(void)
     double **contribution = calloc(sequences, sizeof *contribution);
 
     for (only_sequence = 0; only_sequence < sequences; only_sequence++) {
-        contribution[only_sequence] = malloc(layout.count * sizeof **contribution);
-        compute(&none, batch, contribution[only_sequence]);
+        contribution[only_sequence] = malloc(layout->count * sizeof **contribution);
+        compute(&none, contribution[only_sequence]);
     }
     only_sequence = -1;
     return contribution;
@@ -241,11 +259,26 @@ static void list_weights(char *text, size_t size, const double *w, int count)
 {
     text[0] = 0;
     for (int i = 0, end; i < count; i = end) {
+        const double weight = equal(w[i], 0) ? 0 : w[i];
         for (end = i + 1; end < count && equal(w[end], w[i]); end++)
             ;
-        snprintf(text + strlen(text), size - strlen(text), i + 1 < end ? "%s%.4g for %d to %d" : "%s%.4g for %d",
-                 i ? ", " : "", equal(w[i], 0) ? 0 : w[i], i, end - 1);
+        add_text(text, size, "%s%.4g for %d", i ? ", " : "", weight, i);
+        if (end > i + 1)
+            add_text(text, size, " to %d", end - 1);
     }
+}
+
+/* The index of the only weight that is 1, where all others are 0; -1: there is none. */
+static int only_one(const double *w, int count)
+{
+    int one = -1;
+
+    for (int i = 0; i < count; i++)
+        if (equal(w[i], 1) && one < 0)
+            one = i;
+        else if (!equal(w[i], 0))
+            return -1;
+    return one;
 }
 
 /* Describes the weights of the sequences: rank by rank, micro-batch by micro-batch, or one by one. */
@@ -253,35 +286,38 @@ static void name_sequences(char *text, size_t size, const double *w)
 {
     const int of_rank = sequences / data_ranks, of_micro = B, micros = of_rank / of_micro;
     bool by_rank = data_ranks > 1, by_micro = micros > 1;
+    const char *what = "sequence", *several = "sequences", *why = "";
+    int count = sequences, stride = 1;
+    double each[64];
     char list[512];
 
     for (int i = 0; i < sequences; i++) {
         by_rank &= equal(w[i], w[i / of_rank * of_rank]);
         by_micro &= equal(w[i], w[i % of_rank / of_micro * of_micro]);
     }
-    double each[64];
-    const int count = by_rank ? data_ranks : by_micro ? micros : sequences;
-    const int stride = by_rank ? of_rank : by_micro ? of_micro : 1;
-    int last = -1, there = 0;
-    for (int i = 0; i < count && i < 64; i++) {
+    if (by_rank)
+        what = "rank", several = "ranks", count = data_ranks, stride = of_rank;
+    else if (by_micro)
+        what = "micro-batch", several = "micro-batches", count = micros, stride = of_micro;
+    for (int i = 0; i < count; i++)
         each[i] = w[i * stride];
-        if (!equal(each[i], 0))
-            last = i, there++;
-    }
-    const char *what = by_rank ? "rank" : by_micro ? "micro-batch" : "sequence";
-    if (there == 1 && equal(each[last], 1)) {
-        snprintf(text, size, "only the contribution of %s %d (of 0 to %d)%s", what, last, count - 1,
-                 by_rank ? ": the all-reduce or reduce-scatter over the ranks is missing"
-                 : by_micro && last == count - 1 ? ": earlier micro-batches were overwritten or zeroed" : "");
+    const int only = only_one(each, count);
+    if (only < 0) {
+        list_weights(list, sizeof list, each, count);
+        snprintf(text, size, "%s contribute to the global batch with different weights instead of 1 each: %s", several,
+                 list);
         return;
     }
-    list_weights(list, sizeof list, each, count < 64 ? count : 64);
-    snprintf(text, size, "%s%s contribute to the global batch with different weights instead of 1 each: %s", what,
-             by_micro && !by_rank ? "es" : "s", list);
+    if (by_rank)
+        why = ": the all-reduce or reduce-scatter over the ranks is missing";
+    else if (by_micro && only == count - 1)
+        why = ": earlier micro-batches were overwritten or zeroed";
+    snprintf(text, size, "only the contribution of %s %d (of 0 to %d)%s", what, only, count - 1, why);
 }
 
-/* Whether the right gradient times scale is what was found. */
-static bool fits(const Piece *p, Box box, double scale)
+/* ---- One tensor ---- */
+
+bool fits(const Piece *p, Box box, double scale)
 {
     double rest = 0, square = 0;
 
@@ -337,30 +373,34 @@ static void name_range(char *text, size_t size, const char *what, int64_t first,
         for (int r = 0; r < *n && *n > 1; r++) {
             const Range shard = range_split(of, r, *n);
             if (shard.first == first && shard.count == count)
-                snprintf(text + strlen(text), size - strlen(text), " (shard of rank %d of %d)", r, *n);
+                add_text(text, size, " (shard of rank %d of %d)", r, *n);
         }
 }
 
-static const char unexplained[] = "wrong";
+const char unexplained[] = "wrong";
 
-static void explain_piece(char *text, size_t size, const Piece *p)
+/* The smallest rectangle that has all wrong elements. */
+static Box wrong_box(const Piece *p)
 {
+    const double most = match_tolerance() * largest_right(p);
     int64_t top = p->rows, bottom = -1, left = p->cols, end = -1;
-    double largest = 0;
+
+    for (int64_t i = 0; i < p->rows; i++)
+        for (int64_t j = 0; j < p->cols; j++)
+            if (fabs(at(found, p, i, j) - at(right, p, i, j)) > most) {
+                top = i < top ? i : top, bottom = i > bottom ? i : bottom;
+                left = j < left ? j : left, end = j > end ? j : end;
+            }
+    return (Box){top, bottom - top + 1, left, end - left + 1};
+}
+
+void explain_piece(char *text, size_t size, const Piece *p)
+{
     char where[128] = "", what[512];
 
     if (explain_box(text, size, p, full_box(p)))
         return;
-    for (int64_t i = 0; i < p->rows; i++)
-        for (int64_t j = 0; j < p->cols; j++)
-            largest = fmax(largest, fabs(at(right, p, i, j)));
-    for (int64_t i = 0; i < p->rows; i++)
-        for (int64_t j = 0; j < p->cols; j++)
-            if (fabs(at(found, p, i, j) - at(right, p, i, j)) > match_tolerance() * largest) {
-                top = i < top ? i : top, bottom = i > bottom ? i : bottom;
-                left = j < left ? j : left, end = j > end ? j : end;
-            }
-    const Box box = {top, bottom - top + 1, left, end - left + 1};
+    const Box box = wrong_box(p);
     if (box.rows < p->rows && !by_norm)
         name_range(where, sizeof where, "rows", box.row, box.rows, p->rows);
     else if (box.cols < p->cols && !by_norm)
@@ -374,5 +414,3 @@ static void explain_piece(char *text, size_t size, const Piece *p)
     else
         snprintf(text, size, "%s", unexplained);
 }
-
-#endif

@@ -1,57 +1,36 @@
-/* 01 with a well-known mistake made on purpose: wrappers of its operators compute on one rank what a wrong
- * parallel program would compute on many. Include this once, in a float64 build.
- */
-#ifndef MISTAKES_H
-#define MISTAKES_H
+#include "diagnose_mistakes.h"
 
-#include <math.h>
 #include <string.h>
 
+/* 01's train.c is a part of this file, which needs its static functions and variables. Where 01 calls one of these
+ * operators, it calls the function mistaken_... below instead, which calls the operator. */
+static __typeof__(tensor_zero) mistaken_tensor_zero;
+static __typeof__(residual_forward) mistaken_residual_forward;
+static __typeof__(residual_backward) mistaken_residual_backward;
+static __typeof__(layernorm_backward) mistaken_layernorm_backward;
+static __typeof__(linear_backward_input) mistaken_linear_backward_input;
+static __typeof__(linear_backward_weight) mistaken_linear_backward_weight;
+static __typeof__(embedding_backward) mistaken_embedding_backward;
+static __typeof__(cross_entropy_backward) mistaken_cross_entropy_backward;
+#define tensor_zero mistaken_tensor_zero
+#define residual_forward mistaken_residual_forward
+#define residual_backward mistaken_residual_backward
+#define layernorm_backward mistaken_layernorm_backward
+#define linear_backward_input mistaken_linear_backward_input
+#define linear_backward_weight mistaken_linear_backward_weight
+#define embedding_backward mistaken_embedding_backward
+#define cross_entropy_backward mistaken_cross_entropy_backward
 #include "single_gpu.h"
+#undef tensor_zero
+#undef residual_forward
+#undef residual_backward
+#undef layernorm_backward
+#undef linear_backward_input
+#undef linear_backward_weight
+#undef embedding_backward
+#undef cross_entropy_backward
 
-/* The linker replaces 01's calls of these operators by calls of __wrap_...; __real_... are the operators (--wrap). */
-__typeof__(tensor_zero) __wrap_tensor_zero, __real_tensor_zero;
-__typeof__(residual_forward) __wrap_residual_forward, __real_residual_forward;
-__typeof__(residual_backward) __wrap_residual_backward, __real_residual_backward;
-__typeof__(layernorm_backward) __wrap_layernorm_backward, __real_layernorm_backward;
-__typeof__(linear_backward_input) __wrap_linear_backward_input, __real_linear_backward_input;
-__typeof__(linear_backward_weight) __wrap_linear_backward_weight, __real_linear_backward_weight;
-__typeof__(embedding_backward) __wrap_embedding_backward, __real_embedding_backward;
-__typeof__(cross_entropy_backward) __wrap_cross_entropy_backward, __real_cross_entropy_backward;
-
-/* What is wrong. Some kinds say more in `what`: which tensors. */
-typedef enum {
-    NO_MISTAKE,
-    /* in forward, up to FROM_ZERO: */
-    EMPTY,                      /* all parameters are 0 */
-    OWN_SEQUENCES,              /* each rank loads its tokens from different sequences */
-    BIASES, BIASES_AGAIN,       /* added once per rank; and once more after the all-reduce */
-    FROM_ZERO,                  /* each rank counts its tokens' positions from 0 */
-    /* in backward: */
-    OWN_TOKENS,                 /* all gradients: only the first rank's tokens */
-    OWN_ROWS,                   /* gradients of LayerNorms and biases: only the first rank's rows of a micro-batch */
-    PARTIAL_SUMS,               /* only those of the first rank; gradients after them differ from those of real ranks */
-    ONE_USE,                    /* of the embedding: the other adds no gradient */
-    OF_ANOTHER_BLOCK,           /* these activations are read in all blocks */
-    D_X_KEPT,                   /* d_x is not set to zero before the last LayerNorm's backward */
-    D_X_TOO_EARLY               /* proj_bias gets d_x as it is before LayerNorm's backward adds to it */
-} Kind;
-
-/* Bits of `what`, by kind. */
-enum { PROJ_BIAS = 1, DOWN_BIAS = 2 };
-enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 };
-enum { LOOKUP = 1, HEAD = 2 };
-enum { PROBS_OF_FIRST = 1, PROBS_OF_LAST = 2, ALL_OF_LAST = 4 };
-
-typedef struct {
-    const char *text;           /* completes "matches a run in which" */
-    Kind kind;
-    int what;
-    bool by_token, zigzag;      /* the tokens of a sequence are split over the ranks: tried in order and zig-zag */
-} Mistake;
-
-/* In the order in which they are tried. */
-static const Mistake mistakes[] = {
+const Mistake mistakes[] = {
     {"all parameters were 0: the loaded weights did not reach the copy that forward reads (a tensor_convert is "
      "missing, or its two arguments are swapped)", EMPTY},
     {"the batch was indexed by the rank among all replicas (dp x cp) instead of the rank in dp: the ranks of a cp "
@@ -81,12 +60,13 @@ static const Mistake mistakes[] = {
     {"proj_bias got the gradient of the residual stream as it was before LayerNorm's backward added to it",
      D_X_TOO_EARLY},
 };
+const int mistake_count = sizeof mistakes / sizeof *mistakes;
 
+int ranks = 1, data_ranks = 1, cp_ranks = 1;
+int64_t only_sequence = -1;
 static Mistake mistake;                         /* the current one */
-static int ranks = 1, data_ranks = 1;           /* data_ranks: ranks over which the sequences are split */
-static int cp_ranks = 1;                        /* ranks over which each sequence is split, in addition to `ranks` */
-static int64_t only_sequence = -1;              /* the only one that adds a gradient; -1: all do */
 static int64_t micro_batch;                     /* the current one */
+static Batch batch;                             /* its tokens */
 
 static bool makes(Kind kind, int what)          /* what: a bit, or 0 */
 {
@@ -98,19 +78,21 @@ static double *numbers(Tensor t)
     return t.data;
 }
 
-void __wrap_tensor_zero(Tensor t)
+/* ---- Operators ---- */
+
+static void mistaken_tensor_zero(Tensor t)
 {
     if (!makes(D_X_KEPT, 0) || t.data != d_x.data || micro_batch % (options.accumulate / data_ranks) == 0)
-        __real_tensor_zero(t);
+        tensor_zero(t);
 }
 
-void __wrap_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
+static void mistaken_residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
     const int what = strstr(bias.name, "proj") ? PROJ_BIAS : DOWN_BIAS;
     const int more = makes(BIASES, what) ? ranks - 1 : makes(BIASES_AGAIN, what) ? ranks : 0;
     const int64_t width = tensor_width(out);
 
-    __real_residual_forward(out, x, branch, bias);
+    residual_forward(out, x, branch, bias);
     for (int64_t i = 0; i < tensor_count(out) && more; i++)
         numbers(out)[i] += more * numbers(bias)[i % width];
 }
@@ -130,8 +112,8 @@ static int rank_of(int64_t token)
     return c < ranks ? c : 2 * ranks - 1 - c;
 }
 
-/* Whether the mistake lets a row contribute: rows of cp's first rank (own_tokens), or the first 1/ranks of the rows of
- * each cp rank, in the order chunk, sequence, token (own_rows). */
+/* Whether the mistake lets a row contribute: rows of cp's first rank (OWN_TOKENS), or the first 1/ranks of the rows of
+ * each cp rank, in the order chunk, sequence, token (OWN_ROWS). */
 static bool row_counts(int64_t row)
 {
     const int64_t b = row / T, t = row % T, c = T / (cp_ranks > 1 ? 2 * cp_ranks : 1);
@@ -161,17 +143,17 @@ static Tensor counted(Tensor d_out, Kind kind)
     return makes(kind, 0) ? masked(d_out, true, tensor_width(d_out)) : d_out;
 }
 
-void __wrap_residual_backward(Tensor d_bias, Tensor d_out)
+static void mistaken_residual_backward(Tensor d_bias, Tensor d_out)
 {
-    __real_residual_backward(d_bias, counted(counted(d_out, OWN_ROWS), OWN_TOKENS));
+    residual_backward(d_bias, counted(counted(d_out, OWN_ROWS), OWN_TOKENS));
 }
 
-void __wrap_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x, Tensor stats,
-                               Tensor weight)
+static void mistaken_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x,
+                                        Tensor stats, Tensor weight)
 {
     const bool only = makes(OWN_ROWS, 0) || makes(OWN_TOKENS, 0);
 
-    __real_layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
+    layernorm_backward(d_x, d_weight, d_bias, d_out, x, stats, weight);
     for (int64_t i = 0; i < R * H && only; i++) {       /* takes back what rows that do not count have added */
         const double *mean = numbers(stats) + i / H * 2, d = row_counts(i / H) ? 0 : numbers(d_out)[i];
         numbers(d_bias)[i % H] -= d;
@@ -179,44 +161,54 @@ void __wrap_layernorm_backward(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
     }
 }
 
-void __wrap_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+/* Which sum of the ranks' partial sums is the gradient of this layer's input; 0: none. */
+static int sum_of(Tensor weight)
 {
-    const int sum = strstr(weight.name, "qkv") ? D_LN1 : strstr(weight.name, "up") ? D_LN2
-                    : strstr(weight.name, "embedding") ? D_FINAL : 0;
+    if (strstr(weight.name, "qkv"))
+        return D_LN1;
+    if (strstr(weight.name, "up"))
+        return D_LN2;
+    return strstr(weight.name, "embedding") ? D_FINAL : 0;
+}
+
+static void mistaken_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
+{
+    const int sum = sum_of(weight);
     /* Only the first rank's columns, full heads of qkv; in a copy: the weight gradient reads d_out later. */
     const int64_t unit = sum == D_LN1 ? 3 * D : 1, all = tensor_width(d_out) / unit;
-    const bool partial = sum && makes(PARTIAL_SUMS, sum);
+    const int64_t columns = unit * range_split(all, 0, ranks).count;
 
-    __real_linear_backward_input(d_x, partial ? masked(d_out, false, unit * range_split(all, 0, ranks).count) : d_out,
-                                 weight);
+    linear_backward_input(d_x, sum && makes(PARTIAL_SUMS, sum) ? masked(d_out, false, columns) : d_out, weight);
 }
 
-void __wrap_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
+static void mistaken_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor d_out, Tensor x)
 {
     if (!makes(ONE_USE, LOOKUP) || d_weight.data != gradients.embedding.data)
-        __real_linear_backward_weight(d_weight, d_bias, counted(d_out, OWN_TOKENS), x);
+        linear_backward_weight(d_weight, d_bias, counted(d_out, OWN_TOKENS), x);
 }
 
-void __wrap_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
+static void mistaken_embedding_backward(Tensor d_weight, Tensor d_out, Tensor ids)
 {
     if (!makes(ONE_USE, HEAD))
-        __real_embedding_backward(d_weight, counted(d_out, OWN_TOKENS), ids);
+        embedding_backward(d_weight, counted(d_out, OWN_TOKENS), ids);
 }
 
-void __wrap_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
+static void mistaken_cross_entropy_backward(Tensor d_logits, Tensor logits, Tensor lse, Tensor targets, double scale)
 {
-    __real_cross_entropy_backward(d_logits, logits, lse, targets, scale);
+    cross_entropy_backward(d_logits, logits, lse, targets, scale);
     for (int64_t row = 0; row < R; row++)
         if (only_sequence >= 0 && micro_batch * B + row / T != only_sequence)
             memset(numbers(d_logits) + row * V, 0, V * sizeof(double));
 }
 
-/* Loads a micro-batch. With own_sequences, each rank's tokens come from a different sequence. */
-static void load(Batch to)
+/* ---- A step ---- */
+
+/* Loads the current micro-batch. With OWN_SEQUENCES, each rank's tokens come from a different sequence. */
+static void load(void)
 {
     const int64_t accumulate = options.accumulate / data_ranks, dp = micro_batch / accumulate;
 
-    batch_load(to, first_step, micro_batch * B, 0);
+    batch_load(batch, first_step, micro_batch * B, 0);
     if (!makes(OWN_SEQUENCES, 0))
         return;
     Batch other = batch_create();
@@ -224,8 +216,8 @@ static void load(Batch to)
         batch_load(other, first_step, ((dp * ranks + r) * accumulate + micro_batch % accumulate) * B, 0);
         for (int64_t row = 0; row < R; row++)
             if (rank_of(row % T) == r) {
-                ((int32_t *)to.inputs.data)[row] = ((int32_t *)other.inputs.data)[row];
-                ((int32_t *)to.targets.data)[row] = ((int32_t *)other.targets.data)[row];
+                ((int32_t *)batch.inputs.data)[row] = ((int32_t *)other.inputs.data)[row];
+                ((int32_t *)batch.targets.data)[row] = ((int32_t *)other.targets.data)[row];
             }
     }
     tensor_free(&other.inputs, MEM_WORKSPACE);
@@ -233,7 +225,7 @@ static void load(Batch to)
 }
 
 /* Backward with the activations that the mistake names. */
-static void backward_of_others(Batch batch, double scale)
+static void backward_of_others(double scale)
 {
     BlockActs own[L];
 
@@ -246,8 +238,13 @@ static void backward_of_others(Batch batch, double scale)
     memcpy(acts.blocks, own, sizeof own);
 }
 
-/* Computes one step with the mistake. Writes the gradients to `to`, unless it is NULL, and returns the loss. */
-static double compute(const Mistake *m, Batch batch, double *to)
+const Layout *mistakes_begin(const char *name, const char *summary, int argc, char **argv, const ProgramOption *more)
+{
+    batch = program_begin(name, summary, argc, argv, more);
+    return &layout;
+}
+
+double compute(const Mistake *m, double *to)
 {
     double *weights = malloc(layout.count * sizeof *weights);
 
@@ -262,10 +259,10 @@ static double compute(const Mistake *m, Batch batch, double *to)
     tensor_zero(gradients.buffer);
     const double scale = 1.0 / (B * T * options.accumulate);
     for (micro_batch = 0; micro_batch < options.accumulate; micro_batch++) {
-        load(batch);
+        load();
         forward(&acts, batch, scale);
         if (to)
-            backward_of_others(batch, scale);
+            backward_of_others(scale);
     }
     for (int64_t l = 0; l < L && makes(D_X_TOO_EARLY, 0); l++)          /* the same d_x as that of down_bias */
         tensor_copy(gradients.blocks[l].proj_bias, gradients.blocks[l].down_bias);
@@ -276,9 +273,7 @@ static double compute(const Mistake *m, Batch batch, double *to)
     return tensor_item(loss);
 }
 
-/* Whether the mistake makes a difference for this shape and number of ranks. One that can be made on one rank is the
- * same on any number: it is tried with `all`. */
-static bool possible(const Mistake *m, int all)
+bool possible(const Mistake *m, int all)
 {
     const bool on_one_rank = m->kind == EMPTY || m->kind >= ONE_USE;
 
@@ -288,5 +283,3 @@ static bool possible(const Mistake *m, int all)
         return false;
     return m->kind != OWN_ROWS || R % (cp_ranks * ranks) == 0;
 }
-
-#endif
