@@ -1,0 +1,96 @@
+/* fp16's loss scale doubles after every two clean steps, and gradients overflow in steps 4 and 7 of eight. The program
+ * skips those updates, halves the scale, counts clean steps from 0 again, and goes on as if resumed from the checkpoint
+ * of any step. */
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "process.h"
+#include "verify_compare.h"
+#include "verify_report.h"
+
+enum { OF_OVERFLOW = 8, OVERFLOW = 4, LATER = 3 };      /* steps; the first to overflow; those after the last resume */
+
+/* Runs all steps to m.csv; steps up to 3, 4 and 5, each from the last checkpoint; and the others to resumed.csv. */
+static void run_overflow(const char *command, const Shape *s)
+{
+    static const struct { const char *load; int steps; const char *writes; } runs[] = {
+        {"", OVERFLOW - 1, "--save before"}, {"before", OVERFLOW, "--save skipped"},
+        {"", OF_OVERFLOW, "--metrics m.csv"}, {"skipped", OF_OVERFLOW - LATER, "--save later"},
+        {"later", OF_OVERFLOW, "--metrics resumed.csv"}};
+
+    for (int i = 0; i < 5 && !faults; i++) {
+        const char *load = *runs[i].load ? runs[i].load : checkpoint(s, false);
+        Result r = run("%s --dtype fp16 --loss-scale 1.4e6 --loss-scale-growth 2 --load %s --steps %d %s", command,
+                       load, TRAINED + runs[i].steps, runs[i].writes);
+        if (r.status)
+            fault("%.*s (steps 4 and 7 overflow: are they skipped?)", (int)strcspn(r.err, "\n"), r.err);
+        result_free(r);
+    }
+    char *metrics = faults ? NULL : read_file("m.csv");
+    if (metrics && !strstr(metrics, ",loss_scale"))
+        fault("the program registers no loss_scale (run_register_state), so checkpoints and metrics lack it");
+    free(metrics);
+}
+
+/* The step that overflows changes neither weights nor moments, nor AdamW's count. */
+static void compare_skipped(const Shape *s)
+{
+    static const char *const files[] = {"model", "optimizer"};
+    char name[128];
+
+    for (int i = 0; i < 2 && !faults; i++)
+        if (compare_tensors(saved_file("skipped", files[i]), saved_file("before", files[i]), s->heads, false, name) > 0)
+            fault("the gradients of step %d have Inf or NaN, but the step was not skipped: %s of the checkpoint "
+                  "changed", OVERFLOW, name);
+    const double before = saved_number("before", "optimizer_step"), after = saved_number("skipped", "optimizer_step");
+    if (!faults && before != after)
+        fault("the update of step %d was skipped, but AdamW counts %.0f updates instead of %.0f: its bias correction "
+              "is that of another step", OVERFLOW, after, before);
+}
+
+static void compare_scales(void)
+{
+    static const double expected[OF_OVERFLOW] = {1.4e6, 2.8e6, 2.8e6, 1.4e6, 1.4e6, 2.8e6, 1.4e6, 1.4e6};
+    double norm[OF_OVERFLOW], scale[OF_OVERFLOW];
+
+    read_column("m.csv", "grad_norm", norm, OF_OVERFLOW);
+    read_column("m.csv", "loss_scale", scale, OF_OVERFLOW);
+    for (int i = 0; i < OF_OVERFLOW && !faults; i++)
+        if (scale[i] != expected[i])
+            fault("after step %d, which %s, the loss scale is %.10g, expected %.10g: it halves at every overflow, and "
+                  "doubles after two clean steps since the overflow or the doubling before", i + 1,
+                  isfinite(norm[i]) ? "is clean" : "overflows", scale[i], expected[i]);
+}
+
+/* The last steps of the run that was resumed are those of the other. */
+static void compare_resumed(void)
+{
+    static const char *const columns[] = {"loss", "lr", "loss_scale"};
+    double all[3][OF_OVERFLOW], resumed[3][LATER];
+
+    for (int k = 0; k < 3; k++) {
+        read_column("m.csv", columns[k], all[k], OF_OVERFLOW);
+        read_column("resumed.csv", columns[k], resumed[k], LATER);
+    }
+    for (int i = 0; i < 3 * LATER && !faults; i++) {
+        const int k = i % 3, step = OF_OVERFLOW - LATER + i / 3;
+        if (!near(resumed[k][i / 3], all[k][step], 1e-9))
+            fault("step %d: the %s is %.10g, but %.10g in a run that was resumed after steps 3, 4 and 5: the skipped "
+                  "step changed weights, or the checkpoint lacks a number, such as the clean steps so far "
+                  "(run_register_state)", step + 1, columns[k], all[k][step], resumed[k][i / 3]);
+    }
+}
+
+void verify_overflow(const char *command, const Shape *s)
+{
+    run_overflow(command, s);
+    if (faults)
+        return;
+    compare_skipped(s);
+    compare_scales();
+    compare_resumed();
+    if (!faults)
+        printf("correct: two steps are skipped, the loss scale halves and doubles, runs resume\n");
+}
