@@ -66,25 +66,25 @@ static int tag_of(Action a, int into, int stages)
 }
 
 /* For an action of rank r: between r and the rank of pipeline stage `other`, if that is another rank. */
-static Transfer transfer(Pipeline pipe, Action a, int r, int other, int into)
+static Message message(Pipeline pipe, Action a, int r, int other, int into)
 {
     const bool sent = other >= 0 && other < pipe.p * pipe.v_c && rank_of(pipe, other) != r;
 
-    return (Transfer){sent ? rank_of(pipe, other) : -1, tag_of(a, into, pipe.p * pipe.v_c)};
+    return (Message){sent ? rank_of(pipe, other) : -1, tag_of(a, into, pipe.p * pipe.v_c)};
 }
 
-Transfer transfer_in(Pipeline pipe, Action a, int r)
+Message message_in(Pipeline pipe, Action a, int r)
 {
     const int stage = stage_of(pipe, r, a.chunk);
 
-    return transfer(pipe, a, r, dependency_of(stage, a.kind, pipe.p * pipe.v_c).stage, stage);
+    return message(pipe, a, r, dependency_of(stage, a.kind, pipe.p * pipe.v_c).stage, stage);
 }
 
-Transfer transfer_out(Pipeline pipe, Action a, int r)
+Message message_out(Pipeline pipe, Action a, int r)
 {
     const int stage = stage_of(pipe, r, a.chunk), into = a.kind == FORWARD ? stage + 1 : stage - 1;
 
-    return transfer(pipe, a, r, a.kind == BACKWARD_WEIGHT ? -1 : into, into);
+    return message(pipe, a, r, a.kind == BACKWARD_WEIGHT ? -1 : into, into);
 }
 
 /* ---- Schedules: each is a list of actions, made from rank and counts alone ---- */

@@ -44,13 +44,13 @@ typedef struct {
 } Dependency;
 Dependency dependency_of(int stage, ActionKind kind, int stages);
 
-/* The point-to-point transfer that an action of rank r receives before it begins, or sends when it has ended. */
+/* The message that an action of rank r receives before it begins, or sends when it has ended: point to point. */
 typedef struct {
-    int peer;                       /* the other rank; -1: no transfer, for example where a V turns */
+    int peer;                       /* the other rank; -1: no message, for example where a V turns */
     int tag;                        /* the same on both sides */
-} Transfer;
-Transfer transfer_in(Pipeline pipe, Action a, int r);
-Transfer transfer_out(Pipeline pipe, Action a, int r);
+} Message;
+Message message_in(Pipeline pipe, Action a, int r);
+Message message_out(Pipeline pipe, Action a, int r);
 
 /* Sets v_c where the schedule fixes it. Fails if the schedule cannot run with these counts, layers or --recompute. */
 void pipeline_check(Pipeline *pipe);

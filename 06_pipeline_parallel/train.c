@@ -193,7 +193,7 @@ static void copy_at_turn(Action action)
 /* Starts to receive x or d_x for an action. Call it one action ahead: the previous action then hides the transfer. */
 static void start_receive(Action action)
 {
-    const Transfer in = transfer_in(pipeline, action, comm_rank(pp));
+    const Message in = message_in(pipeline, action, comm_rank(pp));
     Acts *a = acts_of(action);
 
     if (in.peer >= 0 && action.kind == FORWARD)
@@ -206,7 +206,7 @@ static void start_receive(Action action)
 
 static void start_send(Action action)
 {
-    const Transfer out = transfer_out(pipeline, action, comm_rank(pp));
+    const Message out = message_out(pipeline, action, comm_rank(pp));
     const bool back = action.kind != FORWARD;
     Acts *a = acts_of(action);
 
@@ -359,7 +359,7 @@ static void predict(void)
         micros += schedule.in_flight[c];
         live += schedule.in_flight[c] * layers;
         for (int k = FORWARD; k <= BACKWARD; k++) {
-            const int to = transfer_out(pipeline, (Action){k, 0, c}, r).peer;           /* -1: none */
+            const int to = message_out(pipeline, (Action){k, 0, c}, r).peer;           /* -1: none */
             comm_sends_to(pp_dir[k], to);
             comm_predict(pp_dir[k], SEND, to >= 0 ? pipeline.m : 0, R * H);
         }

@@ -62,7 +62,7 @@ static void receives_are_in_the_order_of_sends(Pipeline pipe)
         for (int r = 0; r < pipe.p; r++) {
             Schedule s = schedule_of(pipe, r);
             for (const Action *a = s.list; a < s.list + s.count; a++) {
-                const Transfer t = receives ? transfer_in(pipe, *a, r) : transfer_out(pipe, *a, r);
+                const Message t = receives ? message_in(pipe, *a, r) : message_out(pipe, *a, r);
                 const int way = a->kind != FORWARD, from = receives ? t.peer : r, to = receives ? r : t.peer;
                 if (t.peer < 0)
                     continue;
