@@ -68,7 +68,11 @@ static double member(const char *json, const char *name, double otherwise)
         return otherwise;
     at += 1 + strspn(at + 1, " \t\n");
     const double x = strtod(at, &end);
-    return end > at ? x : *at == 't' ? 1 : *at == 'f' ? 0 : otherwise;
+    if (end > at)
+        return x;
+    if (*at == 't' || *at == 'f')
+        return *at == 't';
+    return otherwise;
 }
 
 /* What 00_collectives --machine FILE has measured. Links: the hop of the most ranks, all at once. */

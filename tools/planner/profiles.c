@@ -68,7 +68,11 @@ Framework framework_named(const char *name)
 
 int profile_for(Framework f, const Hardware *h)
 {
-    return f == FOR_NANOTRON ? NANOTRON : f == FOR_MEGATRON_2022 ? UNFUSED : h->peak < 5e14 ? AMPERE : HOPPER;
+    if (f == FOR_NANOTRON)
+        return NANOTRON;
+    if (f == FOR_MEGATRON_2022)
+        return UNFUSED;
+    return h->peak < 5e14 ? AMPERE : HOPPER;
 }
 
 Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES])
