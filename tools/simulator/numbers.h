@@ -42,20 +42,43 @@ static inline uint16_t half_of(float x)
 
 static inline int size_of(cudaDataType_t type)
 {
-    return type == CUDA_R_64F ? 8 : type == CUDA_R_32F || type == CUDA_R_32I ? 4
-         : type == CUDA_R_16F || type == CUDA_R_16BF ? 2 : 1;
+    switch (type) {
+    case CUDA_R_64F:
+        return 8;
+    case CUDA_R_32F:
+    case CUDA_R_32I:
+        return 4;
+    case CUDA_R_16F:
+    case CUDA_R_16BF:
+        return 2;
+    default:
+        return 1;
+    }
 }
 
 /* The i-th number of an array. */
 static inline double get(const void *data, cudaDataType_t type, int64_t i)
 {
-    return type == CUDA_R_64F ? ((const double *)data)[i] : type == CUDA_R_32F ? ((const float *)data)[i]
-         : type == CUDA_R_32I ? ((const int32_t *)data)[i] : type == CUDA_R_8U ? ((const uint8_t *)data)[i]
-         : type == CUDA_R_16F ? float_of_half(((const uint16_t *)data)[i])
-         : type == CUDA_R_16BF ? float_of_bfloat(((const uint16_t *)data)[i])
-         : type == CUDA_R_8F_E4M3 ? (float)((const __nv_fp8_e4m3 *)data)[i]
-         : type == CUDA_R_8F_E5M2 ? (float)((const __nv_fp8_e5m2 *)data)[i]
-         : (simulated_error("numbers of type %d are not simulated", type), 0);
+    switch (type) {
+    case CUDA_R_64F:
+        return ((const double *)data)[i];
+    case CUDA_R_32F:
+        return ((const float *)data)[i];
+    case CUDA_R_32I:
+        return ((const int32_t *)data)[i];
+    case CUDA_R_8U:
+        return ((const uint8_t *)data)[i];
+    case CUDA_R_16F:
+        return float_of_half(((const uint16_t *)data)[i]);
+    case CUDA_R_16BF:
+        return float_of_bfloat(((const uint16_t *)data)[i]);
+    case CUDA_R_8F_E4M3:
+        return (float)((const __nv_fp8_e4m3 *)data)[i];
+    case CUDA_R_8F_E5M2:
+        return (float)((const __nv_fp8_e5m2 *)data)[i];
+    default:
+        simulated_error("numbers of type %d are not simulated", type);
+    }
 }
 
 static inline void put(void *data, cudaDataType_t type, int64_t i, double x)
