@@ -323,6 +323,11 @@ char *json_text(const char *file, const char *array, int i, const char *name)
     return found;
 }
 
+static bool is_batch(const SafeTensor *t)
+{
+    return !strncmp(t->name, "batch.", 6);
+}
+
 /* Returns max |a - b| / max |b| of two matrices, or with by_norm |a - b| / |b|; 1 if b is zero and a is not; Inf if
  * either has a NaN or Inf. If `head` (rows per head of q, k or v) is not 0, compares only one of these: of_three = 0, 1
  * or 2. */
@@ -343,7 +348,38 @@ static double matrix_difference(const double *a, const double *b, int64_t rows, 
             square += b[j] * b[j];
         }
     }
-    return error == 0 || square == 0 ? error > 0 : by_norm ? sqrt(error_square / square) : error / largest;
+    if (error == 0 || square == 0)
+        return error > 0;
+    return by_norm ? sqrt(error_square / square) : error / largest;
+}
+
+/* The difference of tensor y of file b from x of file a, of a QKV tensor the largest of q, k and v; `part` gets its
+ * name. Inf: x is missing or has another shape; for tokens also if they differ. */
+static double tensor_difference(const Safetensors *a, const SafeTensor *x, const Safetensors *b, const SafeTensor *y,
+                                int heads, bool by_norm, const char **part)
+{
+    static const char *const parts[] = {" (q)", " (k)", " (v)"};
+    const int64_t rows = y->shape[0], cols = y->dims > 1 ? y->shape[1] : 1;
+    const bool qkv = heads && strstr(y->name, "query_key_value") && rows % (3 * heads) == 0;
+    double most = 0;
+
+    *part = qkv ? parts[0] : "";
+    if (!x || x->dims != y->dims || memcmp(x->shape, y->shape, sizeof x->shape))
+        return INFINITY;
+    double *p = malloc(rows * cols * sizeof *p), *q = malloc(rows * cols * sizeof *q);
+    safetensors_read(a, x, 0, rows * cols, p);
+    safetensors_read(b, y, 0, rows * cols, q);
+    if (is_batch(y))
+        most = memcmp(p, q, rows * cols * sizeof *p) ? INFINITY : 0;
+    for (int k = 0; k < (qkv ? 3 : 1) && !is_batch(y); k++) {
+        const double d = matrix_difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k, by_norm);
+        if (d > most && qkv)
+            *part = parts[k];
+        most = fmax(most, d);
+    }
+    free(p);
+    free(q);
+    return most;
 }
 
 /* batches: compares batch.inputs and batch.targets, too. */
@@ -352,26 +388,14 @@ static double compare(const char *file_a, const char *file_b, int heads, bool by
     Safetensors a = safetensors_open(place_of(file_a)), b = safetensors_open(place_of(file_b));
     double most = 0;
 
-    for (int i = 0; i < b.count; i++) {
-        const SafeTensor *y = &b.tensors[i], *x = safetensors_find(&a, y->name);
-        const int64_t rows = y->shape[0], cols = y->dims > 1 ? y->shape[1] : 1;
-        const bool qkv = heads && strstr(y->name, "query_key_value") && rows % (3 * heads) == 0;
-        const bool batch = !strncmp(y->name, "batch.", 6);
-        const bool there = x && x->dims == y->dims && !memcmp(x->shape, y->shape, sizeof x->shape);
-        double *p = malloc(rows * cols * sizeof *p), *q = malloc(rows * cols * sizeof *q);
-        if (there)
-            safetensors_read(&a, x, 0, rows * cols, p);
-        safetensors_read(&b, y, 0, rows * cols, q);
-        for (int k = 0; k < (qkv ? 3 : 1) && (batches || !batch); k++) {
-            const double d = !there ? INFINITY
-                             : batch ? memcmp(p, q, rows * cols * sizeof *p) ? INFINITY : 0
-                             : matrix_difference(p, q, rows, cols, qkv ? rows / (3 * heads) : 0, k, by_norm);
-            if (d > most && worst)
-                snprintf(worst, 128, "%s%s", y->name, qkv ? (const char *[]){" (q)", " (k)", " (v)"}[k] : "");
-            most = fmax(most, d);
-        }
-        free(p);
-        free(q);
+    for (const SafeTensor *y = b.tensors; y < b.tensors + b.count; y++) {
+        if (is_batch(y) && !batches)
+            continue;
+        const char *part;
+        const double d = tensor_difference(&a, safetensors_find(&a, y->name), &b, y, heads, by_norm, &part);
+        if (d > most && worst)
+            snprintf(worst, 128, "%s%s", y->name, part);
+        most = fmax(most, d);
     }
     safetensors_close(&a);
     safetensors_close(&b);
