@@ -181,9 +181,11 @@ static const char *scaling(void)
             same &= row->v[TOKENS] == first->v[TOKENS];
             grows &= row->v[TOKENS] * first->ranks == first->v[TOKENS] * row->ranks;
         }
-    return same    ? "strong scaling: a step has the same tokens on any number of ranks"
-           : grows ? "weak scaling: the tokens of a step grow with the ranks"
-                   : "the tokens of a step are neither constant nor proportional to the ranks";
+    if (same)
+        return "strong scaling: a step has the same tokens on any number of ranks";
+    if (grows)
+        return "weak scaling: the tokens of a step grow with the ranks";
+    return "the tokens of a step are neither constant nor proportional to the ranks";
 }
 
 static int column_count(void)           /* only pipelines have the last columns */
