@@ -45,17 +45,17 @@ FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trappi
 # A backend is a choice of files: those that all share; cpu/ or cuda/; NCCL or not; and the operators that lie beside
 # the program that brings them.
 BACKENDS := cpu cpu64 cuda simulated
-COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c common/cpu/%,$(wildcard common/*.c common/*/*.c)))
-COMMON_cpu := $(COMMON) $(basename $(wildcard common/cpu/*.c)) common/comm/no_nccl
+COMMON := $(basename $(filter-out %/nccl.c %/no_nccl.c,$(wildcard common/*/*.c)))
+COMMON_cpu := $(COMMON) $(basename $(wildcard common/transformer/cpu/*.c)) common/comm/no_nccl
 COMMON_cpu64 := $(COMMON_cpu)
-COMMON_cuda := $(COMMON) $(basename $(wildcard common/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
+COMMON_cuda := $(COMMON) $(basename $(wildcard common/transformer/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
 OWN := 02_mixed_precision/fp8 05_tensor_parallel/vocabulary 07_context_parallel/key_blocks 08_fused_kernels/fused \
 	10_expert_parallel/experts
 OWN_cpu := $(OWN) $(OWN:%=%_cpu)
 OWN_cpu64 := $(OWN_cpu)
 OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))
 # private: otherwise prerequisites would inherit the flag and add it again
-PRINTS_VERSION := $(BACKENDS:%=$(BUILD)/%/obj/common/command_line.o)
+PRINTS_VERSION := $(BACKENDS:%=$(BUILD)/%/obj/common/run/command_line.o)
 $(PRINTS_VERSION): CITATION.cff
 $(PRINTS_VERSION): private FLAGS += -DVERSION='"$(shell sed -n 's/^version: *//p' CITATION.cff)"'
 $(BUILD)/cpu64/%: private FLAGS += -DREAL64
@@ -82,7 +82,7 @@ $(foreach b,$(BACKENDS),$(PROGRAMS:%=$(BUILD)/$(b)/%)): \
 	$$(call objects,$$(filter-out %_cpu.c,$$(wildcard $$(@F)/*.c))) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
 $(BACKENDS:%=$(BUILD)/%/libown.a): $$(call objects,$$(OWN_$$(backend))); $(archive)
 $(BUILD)/cpu/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cpu) $(BUILD)/cpu/libcommon.a; $(link)
-$(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error); $(link)
+$(BUILD)/cuda/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/base/error); $(link)
 $(BACKENDS:%=$(BUILD)/%/libcommon.a): $$(call objects,$$(COMMON_$$(backend))) $$(@D)/flags; $(archive)
 $(BUILD)/cpu/obj/%.o: %.c $(BUILD)/cpu/flags; $(compile)
 $(BUILD)/cpu64/obj/%.o: %.c $(BUILD)/cpu64/flags; $(compile)

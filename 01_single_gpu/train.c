@@ -1,6 +1,6 @@
 /* 01_single_gpu: trains a GPT-style transformer on one device. Every other program starts from this one.
  *
- * Read from top to bottom. block_forward is the transformer block: a list of operators, explained in common/ops.h. Its
+ * Read from top to bottom. block_forward is the transformer block: a list of operators (common/transformer/ops.h). Its
  * backward, the model and the training step follow; then what they need, sizes and memory; main is at the end.
  */
 #include "../common/ultrascale.h"

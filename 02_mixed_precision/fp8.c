@@ -1,6 +1,6 @@
 #include "fp8.h"
 
-#include "../common/operator.h"
+#include "../common/transformer/op_call.h"
 
 void quantize(Tensor out, Tensor transposed, Tensor x)
 {

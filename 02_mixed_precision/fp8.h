@@ -9,7 +9,7 @@
 #ifndef FP8_H
 #define FP8_H
 
-#include "../common/kernels.h"
+#include "../common/transformer/kernels.h"
 
 void quantize(Tensor out /* (R, W) or NONE */, Tensor transposed /* (W, R) or NONE */, Tensor x /* (R, W) */);
 void linear_fp8(Tensor out, Tensor x, Tensor weight, Tensor bias);

@@ -1,6 +1,6 @@
 #include "fp8.h"
 
-#include "../common/cpu/kernel.h"
+#include "../common/transformer/cpu/kernel_cpu.h"
 
 void quantize_kernel(Tensor out, Tensor transposed, Tensor x)
 {

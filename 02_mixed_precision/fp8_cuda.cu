@@ -1,7 +1,7 @@
 /* Quantization: the largest |x|, the scale, and x / scale rounded. The product is cuBLASLt's. */
 #include <cuda_fp8.h>
 
-#include "../common/cuda/kernel.cuh"
+#include "../common/transformer/cuda/kernel_cuda.cuh"
 extern "C" {
 #include "fp8.h"
 }

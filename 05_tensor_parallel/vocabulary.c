@@ -1,6 +1,6 @@
 #include "vocabulary.h"
 
-#include "../common/operator.h"
+#include "../common/transformer/op_call.h"
 
 void cross_entropy_max(Tensor max, Tensor logits)
 {

@@ -4,11 +4,11 @@
  *      in another rank's slice); all-reduce them with SUM;
  *   3. cross_entropy_loss: lse and loss as cross_entropy_forward's, on every rank.
  * Backward is cross_entropy_backward on the slice. All REAL but logits, loss, targets and ids. Conventions are those of
- * common/ops.h. */
+ * common/transformer/ops.h. */
 #ifndef VOCABULARY_H
 #define VOCABULARY_H
 
-#include "../common/kernels.h"
+#include "../common/transformer/kernels.h"
 
 void cross_entropy_max(Tensor max, Tensor logits);
 void cross_entropy_sums(Tensor sums, Tensor logits, Tensor max, Tensor targets);

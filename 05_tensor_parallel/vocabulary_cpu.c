@@ -2,7 +2,7 @@
 
 #include <math.h>
 
-#include "../common/cpu/kernel.h"
+#include "../common/transformer/cpu/kernel_cpu.h"
 
 void cross_entropy_max_kernel(Tensor max, Tensor logits)
 {

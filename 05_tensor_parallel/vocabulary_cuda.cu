@@ -1,4 +1,4 @@
-#include "../common/cuda/kernel.cuh"
+#include "../common/transformer/cuda/kernel_cuda.cuh"
 extern "C" {
 #include "vocabulary.h"
 }

@@ -6,9 +6,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../common/error.h"
-#include "../common/options.h"
-#include "../common/print.h"
+#include "../common/base/error.h"
+#include "../common/base/options.h"
+#include "../common/base/print.h"
 
 /* ---- Where each pipeline stage is ---- */
 

@@ -7,7 +7,7 @@
 #ifndef SCHEDULE_H
 #define SCHEDULE_H
 
-#include "../common/tensor.h"
+#include "../common/base/tensor.h"
 
 typedef enum { AFAB, ONE_F_ONE_B, INTERLEAVED, ZERO_BUBBLE, ZB_V, DUALPIPE_V } ScheduleKind;
 typedef struct {

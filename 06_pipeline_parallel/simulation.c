@@ -6,11 +6,11 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../common/device.h"
-#include "../common/error.h"
-#include "../common/print.h"
-#include "../common/report.h"
-#include "../common/trace.h"
+#include "../common/base/device.h"
+#include "../common/base/error.h"
+#include "../common/base/print.h"
+#include "../common/run/report.h"
+#include "../common/base/trace.h"
 
 /* ---- When can each action begin? ---- */
 

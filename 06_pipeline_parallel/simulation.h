@@ -6,7 +6,7 @@
 
 #include <stdio.h>
 
-#include "../common/comm.h"
+#include "../common/comm/comm.h"
 #include "schedule.h"
 
 /* Time slots of one model chunk's forward (T_F), input gradient (T_B) and weight gradients (T_W), and of a transfer

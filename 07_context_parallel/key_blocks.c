@@ -1,6 +1,6 @@
 #include "key_blocks.h"
 
-#include "../common/operator.h"
+#include "../common/transformer/op_call.h"
 
 static int64_t pairs;
 

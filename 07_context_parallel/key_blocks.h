@@ -7,7 +7,7 @@
 #ifndef KEY_BLOCKS_H
 #define KEY_BLOCKS_H
 
-#include "../common/kernels.h"
+#include "../common/transformer/kernels.h"
 
 void attention_block_forward(Tensor out, Tensor lse, Tensor scores, Tensor q, Tensor k, Tensor v, bool causal);
 void attention_block_backward(Tensor d_q /* += */, Tensor d_k /* += */, Tensor d_v /* += */, Tensor scores,

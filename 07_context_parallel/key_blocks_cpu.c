@@ -2,7 +2,7 @@
 #include <math.h>
 #include <string.h>
 
-#include "../common/cpu/kernel.h"
+#include "../common/transformer/cpu/kernel_cpu.h"
 #include "key_blocks.h"
 
 /* Head `head` of sequence b, from token `first` on, in (B, C, A, x): rows lie A*x elements apart. */

@@ -1,6 +1,6 @@
 /* Attention by blocks of keys: batched matmuls over the heads of a sequence, with a softmax between them. scores (2, A,
  * Q, keys) has room for P and dP. */
-#include "../common/cuda/attention.cuh"
+#include "../common/transformer/cuda/attention.cuh"
 extern "C" {
 #include "key_blocks.h"
 }

@@ -2,8 +2,8 @@
 
 #include <string.h>
 
-#include "../common/error.h"
-#include "../common/operator.h"
+#include "../common/base/error.h"
+#include "../common/transformer/op_call.h"
 
 Fusions fusions_of(const char *list)
 {

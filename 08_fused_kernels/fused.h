@@ -1,10 +1,10 @@
-/* Fused operators: each does the work of several operators of common/ops.h in one pass over memory, and keeps what lies
- * between them in registers and caches. (Playbook: "Fused Kernels", "Flash Attention".) Conventions, shapes and types
- * are those of ops.h. */
+/* Fused operators: each does the work of several operators of common/transformer/ops.h in one pass over memory, and
+ * keeps what lies between them in registers and caches. (Playbook: "Fused Kernels", "Flash Attention".) Conventions,
+ * shapes and types are those of ops.h. */
 #ifndef FUSED_H
 #define FUSED_H
 
-#include "../common/kernels.h"
+#include "../common/transformer/kernels.h"
 
 /* --fuse: the chains that run as one operator. */
 typedef struct {

@@ -3,9 +3,9 @@
 #include <math.h>
 #include <string.h>
 
-#include "../common/cpu/kernel.h"
-#include "../common/device.h"
-#include "../common/error.h"
+#include "../common/transformer/cpu/kernel_cpu.h"
+#include "../common/base/device.h"
+#include "../common/base/error.h"
 #include "fused.h"
 
 static int64_t least(int64_t a, int64_t b)

@@ -1,6 +1,6 @@
 #include "formulas.h"
 
-#include "../common/tensor.h"
+#include "../common/base/tensor.h"
 
 int64_t block_elements(const RankShape *r)
 {

@@ -7,7 +7,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../common/memory.h"
+#include "../common/base/memory.h"
 
 /* The local sizes of one rank, in train.c's letters. */
 typedef struct {

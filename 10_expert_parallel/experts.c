@@ -1,6 +1,6 @@
 #include "experts.h"
 
-#include "../common/operator.h"
+#include "../common/transformer/op_call.h"
 
 void route_forward(const Routing *r)
 {

@@ -3,11 +3,11 @@
  * the next free slot of its expert; if there is none it is dropped, and adds nothing to the token. Sequences do not
  * compete, so what is dropped does not depend on the micro-batch or the rank. Earlier tokens come first, so later ones
  * have no effect on them. A sequence may be a span of one (--span): then B counts spans, of T tokens each. Conventions
- * are those of common/ops.h. */
+ * are those of common/transformer/ops.h. */
 #ifndef EXPERTS_H
 #define EXPERTS_H
 
-#include "../common/kernels.h"
+#include "../common/transformer/kernels.h"
 
 typedef struct {
     Tensor probs;           /* (B, T, E) REAL   softmax of the router's logits */

@@ -1,7 +1,7 @@
 /* The kernels of mixtures of experts. A token's choices and gates are computed per token, its slots per sequence. */
 #include <string.h>
 
-#include "../common/cpu/kernel.h"
+#include "../common/transformer/cpu/kernel_cpu.h"
 #include "experts.h"
 
 static int32_t *ids(Tensor t)

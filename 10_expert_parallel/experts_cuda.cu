@@ -1,6 +1,6 @@
 /* The kernels of mixtures of experts. A token's row is gathered from its slots, and a slot's row from its token, so no
  * two threads add to one element. */
-#include "../common/cuda/kernel.cuh"
+#include "../common/transformer/cuda/kernel_cuda.cuh"
 extern "C" {
 #include "experts.h"
 }

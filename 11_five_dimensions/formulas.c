@@ -1,6 +1,6 @@
 #include "formulas.h"
 
-#include "../common/tensor.h"
+#include "../common/base/tensor.h"
 
 void mixture_units(const MixtureShape *m, MixtureUnits units[MIXTURE_UNITS])
 {

@@ -1,49 +1,47 @@
-/* All of common/, for a train.c. It has layers, bottom first: a file includes only headers above its own in this list
- * (tests/layers.sh checks that). */
+/* All of common/, for a train.c. It has rooms, and in each of them layers, bottom first: a file includes only headers
+ * above its own in this list (tests/layers.sh checks that). */
 #ifndef ULTRASCALE_H
 #define ULTRASCALE_H
 
 #include <math.h>
 #include <stdlib.h>
 
-/* bottom */
-#include "error.h"          /* one line that says what is wrong; all ranks end */
-#include "print.h"          /* output for the user; numbers in words */
-#include "random.h"         /* counter-based random numbers */
-#include "options.h"        /* the command line's choices; sizes of known models */
+/* ==== What a program computes with ==== */
 
-/* memory */
-#include "tensor.h"         /* a pointer, a name, a dtype, a shape */
-#include "memory.h"         /* the memory tracker: bytes by category, measured and predicted */
-#include "device.h"         /* the CPU or GPU: cpu/device.c, cuda/device.cu */
-#include "trace.h"          /* the timeline */
-#include "allocate.h"       /* allocating tensors */
-#include "formats.h"        /* bf16, fp16 and fp8 */
+/* base: what everything stands on */
+#include "base/error.h"                 /* one line that says what is wrong; all ranks end */
+#include "base/print.h"                 /* output for the user; numbers in words */
+#include "base/random.h"                /* counter-based random numbers */
+#include "base/options.h"               /* the command line's choices; sizes of known models */
+#include "base/tensor.h"                /* a pointer, a name, a dtype, a shape */
+#include "base/memory.h"                /* the memory tracker: bytes by category, measured and predicted */
+#include "base/device.h"                /* the CPU or GPU: device.c in transformer/cpu, device.cu in transformer/cuda */
+#include "base/trace.h"                 /* the timeline */
+#include "base/allocate.h"              /* allocating tensors */
+#include "base/formats.h"               /* bf16, fp16 and fp8 */
 
-/* ranks */
-#include "comm.h"           /* groups of ranks, collectives, point-to-point transfers, traffic counters. Its files, each
-                             * of which calls only earlier ones, are comm/: ranks mpi nccl transport traffic
-                             * pretend check groups */
+/* comm: ranks. Its files, each of which calls only earlier ones, are: ranks mpi nccl transport traffic pretend check
+ * groups */
+#include "comm/comm.h"                  /* groups of ranks, collectives, point-to-point transfers, traffic counters */
 
-/* compute */
-#include "operands.h"       /* what operators take: the rule of shapes and dtypes */
-#include "operator.h"       /* checks and statistics around every operator */
-#include "ops.h"            /* the operators: ops.c; their kernels in cpu/ and cuda/ */
-#include "model.h"          /* the parameters, and where each lies */
-#include "optimizer.h"      /* AdamW */
+/* transformer: operators, the model, its optimizer and its data */
+#include "transformer/operands.h"       /* what operators take: the rule of shapes and dtypes */
+#include "transformer/op_call.h"        /* checks and statistics around every operator */
+#include "transformer/ops.h"            /* the operators; their kernels are in cpu/ and cuda/ */
+#include "transformer/model.h"          /* the parameters, and where each lies */
+#include "transformer/optimizer.h"      /* AdamW */
+#include "transformer/data.h"           /* batches */
 
-/* files */
-#include "outputs.h"        /* output files: complete or absent */
-#include "data.h"           /* batches */
-#include "safetensors.h"    /* tensors in files */
-#include "checkpoint.h"     /* the full model in files */
+/* ==== The laboratory: run, around the training step ==== */
 
-/* around a step */
-#include "command_line.h"   /* options: parsing, --help */
-#include "prediction.h"     /* predicted memory and traffic, compared with the machine and the measurements */
-#include "report.h"         /* memory, traffic and time, as JSON; a CSV row per step */
-#include "timeline.h"       /* a step of all ranks, drawn */
-#include "run.h"            /* a run's start, steps and end */
-#include "text.h"           /* validation loss, samples */
+#include "run/outputs.h"                /* output files: complete or absent */
+#include "run/safetensors.h"            /* tensors in files */
+#include "run/checkpoint.h"             /* the full model in files */
+#include "run/command_line.h"           /* options: parsing, --help */
+#include "run/prediction.h"             /* predicted memory and traffic, compared with the machine and the counts */
+#include "run/report.h"                 /* memory, traffic and time, as JSON; a CSV row per step */
+#include "run/timeline.h"               /* a step of all ranks, drawn */
+#include "run/run.h"                    /* a run's start, steps and end */
+#include "run/evaluation.h"             /* validation loss, samples */
 
 #endif

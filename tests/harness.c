@@ -1,4 +1,4 @@
-#include "../common/error.h"    /* before cmocka, whose macro is called fail too */
+#include "../common/base/error.h"    /* before cmocka, whose macro is called fail too */
 #include "harness.h"
 
 #include <signal.h>

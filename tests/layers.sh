@@ -5,17 +5,15 @@ set -eu
 cd "${1:-$(dirname "$0")/..}"
 find common -name '*.[ch]' -o -name '*.cu' -o -name '*.cuh' | xargs grep -H '^#include "' | awk -F'[:"]' '
     # Returns the module that a file belongs to.
-    function module_of(path,    folder, name) {
+    function module_of(path,    name) {
         name = path
         sub(/.*\//, "", name)
         sub(/\..*/, "", name)
-        folder = path
-        sub(/^common\//, "", folder)
-        if (folder ~ /^comm\//) return "comm"
-        if (folder ~ /^c(pu|uda)\//) return name ~ /^device/ ? "device" : "ops"
-        return name ~ /^(kernels|attention)$/ ? "ops" : name
+        if (path ~ /^common\/comm\//) return "comm"
+        if (path ~ /\/c(pu|uda)\//) return name ~ /^(device|allocator)/ ? "device" : "ops"
+        return name == "kernels" ? "ops" : name
     }
-    # Returns the path of an included file: "../tensor.h" in common/cpu/ops.c is common/tensor.h.
+    # Returns the path of an included file: "../tensor.h" in common/transformer/cpu/loops.c is common/base/tensor.h.
     function path_of(file, included) {
         sub(/[^\/]*$/, "", file)
         while (included ~ /^\.\.\//) {

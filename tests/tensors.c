@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../common/random.h"
+#include "../common/base/random.h"
 #include "harness.h"
 
 enum { GUARD = 64, MOST = 128 };        /* elements on either side; tensors at a time */

@@ -1,5 +1,5 @@
 /* AdamW without a wait of the host: the gradients' scale on the GPU, and copies that arrive while it works. */
-#include "../../common/cuda/kernel.cuh"
+#include "../../common/transformer/cuda/kernel_cuda.cuh"
 extern "C" {
 #include "../fused.h"
 }

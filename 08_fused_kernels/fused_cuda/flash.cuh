@@ -8,7 +8,7 @@
 #ifndef FLASH_CUH
 #define FLASH_CUH
 
-#include "../../common/cuda/kernel.cuh"
+#include "../../common/transformer/cuda/kernel_cuda.cuh"
 extern "C" {
 #include "../fused.h"
 }

@@ -10,7 +10,7 @@
  * 591 and 653: RTX 4090; H100 fuses, and so does the 4090 in fp16) and on sm_120 (github.com/sgl-project/sglang, pull
  * request 34350: RTX 5090, 296 us with it, 236 without, but faster on H100 and H200; 28168: faster on B200, sm_100).
  * For GPUs before sm_80 there are no reports. */
-#include "../../common/cuda/kernel.cuh"
+#include "../../common/transformer/cuda/kernel_cuda.cuh"
 extern "C" {
 #include "../fused.h"
 }

@@ -1,5 +1,5 @@
 /* Fused operators with one block per row: residual and LayerNorm, the loss and its gradient. */
-#include "../../common/cuda/kernel.cuh"
+#include "../../common/transformer/cuda/kernel_cuda.cuh"
 extern "C" {
 #include "../fused.h"
 }

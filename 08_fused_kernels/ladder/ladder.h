@@ -16,7 +16,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
-#include "../../common/error.h"
+#include "../../common/base/error.h"
 #ifdef __cplusplus
 }
 #endif

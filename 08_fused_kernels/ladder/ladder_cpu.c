@@ -3,7 +3,7 @@
 #include <cblas.h>
 #include <omp.h>
 
-#include "../../common/device.h"
+#include "../../common/base/device.h"
 #include "ladder.h"
 
 static inline int least(int a, int b)

@@ -10,9 +10,9 @@
 #include <string.h>
 
 #include "transport.h"
-#include "../device.h"
-#include "../error.h"
-#include "../print.h"
+#include "../base/device.h"
+#include "../base/error.h"
+#include "../base/print.h"
 
 /* Fails unless all ranks of the group call the same operation with the same count and dtype. All ranks find out; rank 0
  * prints the line. */

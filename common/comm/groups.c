@@ -2,10 +2,10 @@
 #include <math.h>
 #include <stdlib.h>
 
-#include "../device.h"
-#include "../error.h"
-#include "../options.h"
-#include "../trace.h"
+#include "../base/device.h"
+#include "../base/error.h"
+#include "../base/options.h"
+#include "../base/trace.h"
 #include "transport.h"
 
 /* ---- Waiting ---- */

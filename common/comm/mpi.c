@@ -5,9 +5,9 @@
 #include <stdlib.h>
 
 #include "transport.h"
-#include "../device.h"
-#include "../error.h"
-#include "../formats.h"
+#include "../base/device.h"
+#include "../base/error.h"
+#include "../base/formats.h"
 
 typedef struct Handle {
     MPI_Request request[2];     /* the second: an exchange's receive */

@@ -28,9 +28,9 @@
 #include <stdlib.h>
 
 #include "transport.h"
-#include "../device.h"
-#include "../error.h"
-#include "../options.h"
+#include "../base/device.h"
+#include "../base/error.h"
+#include "../base/options.h"
 
 static void nccl_check(ncclResult_t result, const char *call, int line)
 {

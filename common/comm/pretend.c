@@ -3,9 +3,9 @@
 #include <math.h>
 
 #include "transport.h"
-#include "../device.h"
-#include "../options.h"
-#include "../trace.h"
+#include "../base/device.h"
+#include "../base/options.h"
+#include "../base/trace.h"
 
 static double ahead;                    /* seconds by which the host's clock runs ahead of simulated time */
 static double overrun;                  /* seconds of this step that real transfers took beyond simulated ones */

@@ -10,10 +10,10 @@
 #include <unistd.h>
 
 #include "transport.h"
-#include "../device.h"
-#include "../error.h"
-#include "../options.h"
-#include "../print.h"
+#include "../base/device.h"
+#include "../base/error.h"
+#include "../base/options.h"
+#include "../base/print.h"
 
 static MPI_Comm mpi_world = MPI_COMM_WORLD;
 static Comm world_group = {.name = "world", .mpi = &mpi_world};

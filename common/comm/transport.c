@@ -3,10 +3,10 @@
 #include <string.h>
 
 #include "transport.h"
-#include "../device.h"
-#include "../error.h"
-#include "../options.h"
-#include "../print.h"
+#include "../base/device.h"
+#include "../base/error.h"
+#include "../base/options.h"
+#include "../base/print.h"
 
 const Transport *comm_transport = &transport_mpi;
 

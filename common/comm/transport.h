@@ -3,7 +3,7 @@
 #ifndef TRANSPORT_H
 #define TRANSPORT_H
 
-#include "../comm.h"
+#include "comm.h"
 
 extern const char *const comm_op_name[COMM_OPS];
 

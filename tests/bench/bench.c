@@ -9,7 +9,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-#include "../../common/device.h"
+#include "../../common/base/device.h"
 #include "bench.h"
 
 enum { ROUNDS = 5, TRIES = 12 };

@@ -5,7 +5,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../common/device.h"
+#include "../../common/base/device.h"
 #include "bench.h"
 
 static const struct {

@@ -4,7 +4,7 @@
     make bench-torch                        on a GPU if it finds one, else on the CPU
     make bench-torch PYTHON=/tmp/torch/bin/python3
 
-The model below is that of common/model.h as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
+The model below is that of common/transformer/model.h as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
 autocast for bf16. Attention is by cuDNN if it supports the shape, which on Hopper is about twice as fast as PyTorch's
 default. A check in float comes first: the model gives the loss and gradients of the fixture in
 tests/programs/huggingface. A program's time is the median step in its --metrics, PyTorch's the median of as many steps.

@@ -16,7 +16,7 @@
 #include "../../08_fused_kernels/fused.h"
 #include "../../10_expert_parallel/experts.h"
 #include "../../common/ultrascale.h"
-#include "../../common/formats.h"
+#include "../../common/base/formats.h"
 #include "../tensors.h"
 
 static FILE *file, *other;

@@ -6,7 +6,7 @@
 
 #include "../../02_mixed_precision/fp8.h"
 #include "../../common/ultrascale.h"
-#include "../../common/formats.h"
+#include "../../common/base/formats.h"
 #include "../harness.h"
 #include "../tensors.h"
 

@@ -12,7 +12,7 @@
 #include <string.h>
 
 #include "../../common/ultrascale.h"
-#include "../../common/cpu/vector_math.h"
+#include "../../common/transformer/cpu/vector_math.h"
 #include "../harness.h"
 #include "../tensors.h"
 

@@ -9,7 +9,7 @@
 #include <unistd.h>
 
 #include "../../common/ultrascale.h"
-#include "../../common/random.h"
+#include "../../common/base/random.h"
 #include "../harness.h"
 #include "../tensors.h"
 
@@ -484,8 +484,9 @@ static void presets_have_their_size(void **state)
 static void includes_point_down(void **state)
 {
     run_well(SOURCE "/tests/layers.sh");
-    run_well("sh -c 'cp -r " SOURCE "/common . && echo \"#include \\\"run.h\\\"\" >>common/tensor.h'");
-    expect(run(SOURCE "/tests/layers.sh ."), 1, "common/tensor.h includes common/run.h, but run stands above tensor");
+    run_well("sh -c 'cp -r " SOURCE "/common . && echo \"#include \\\"../run/run.h\\\"\" >>common/base/tensor.h'");
+    expect(run(SOURCE "/tests/layers.sh ."), 1,
+           "common/base/tensor.h includes common/run/run.h, but run stands above tensor");
 }
 
 /* No source has a long line, a tab, or a blank at the end. lines.sh finds each. */

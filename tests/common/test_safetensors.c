@@ -8,7 +8,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../../common/safetensors.h"
+#include "../../common/run/safetensors.h"
 #include "../harness.h"
 
 static const char *path;                /* the test's file */

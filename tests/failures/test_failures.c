@@ -11,7 +11,7 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../common/device.h"
+#include "../../common/base/device.h"
 #include "../harness.h"
 
 #define ONE BUILD "/cpu64/01_single_gpu"

@@ -6,7 +6,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/safetensors.h"
+#include "../../common/run/safetensors.h"
 #include "../harness.h"
 
 #define NAME "01_single_gpu"

@@ -13,7 +13,7 @@
 #include <unistd.h>
 
 #include "../../08_fused_kernels/fused.h"
-#include "../../common/device.h"
+#include "../../common/base/device.h"
 #include "../harness.h"
 
 static const char *build;

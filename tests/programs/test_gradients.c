@@ -6,7 +6,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../common/random.h"
+#include "../../common/base/random.h"
 #include "../../tools/workshop/single_gpu.h"     /* before cmocka, which has a fail() too */
 #include "../harness.h"
 

@@ -8,7 +8,7 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../common/safetensors.h"
+#include "../../common/run/safetensors.h"
 #include "../harness.h"
 
 #define FIXTURE SOURCE "/tests/programs/huggingface"

@@ -5,7 +5,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/memory.h"
+#include "../../common/base/memory.h"
 #include "../harness.h"
 
 #define PLAN BUILD "/cpu/plan "

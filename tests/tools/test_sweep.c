@@ -4,7 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../common/print.h"
+#include "../../common/base/print.h"
 #include "../harness.h"
 
 #define TINY "--layers 2 --hidden 32 --heads 2 --vocab 64 --seq 16 --accumulate 4 --data %s"

@@ -10,7 +10,7 @@
 #include <stdio.h>
 #include <string.h>
 
-#include "../../common/print.h"
+#include "../../common/base/print.h"
 #include "explain.h"
 
 /* Prints a word of a command, if it is needed, on the next line where this one would exceed 90 columns. */

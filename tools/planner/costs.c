@@ -3,8 +3,8 @@
 #include <math.h>
 #include <string.h>
 
-#include "../../common/print.h"
-#include "../../common/tensor.h"
+#include "../../common/base/print.h"
+#include "../../common/base/tensor.h"
 #include "../../11_five_dimensions/formulas.h"
 
 const char *const time_name[TIMES] = {"compute", "launches", "tensor", "context", "experts", "bubble", "data",

@@ -8,7 +8,7 @@
 #include <stdbool.h>
 #include <stdint.h>
 
-#include "../../common/memory.h"
+#include "../../common/base/memory.h"
 
 #define GiB 1073741824.0
 

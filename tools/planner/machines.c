@@ -8,9 +8,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/error.h"
-#include "../../common/options.h"
-#include "../../common/print.h"
+#include "../../common/base/error.h"
+#include "../../common/base/options.h"
+#include "../../common/base/print.h"
 
 /* From NVIDIA's datasheets: dense bf16 FLOP/s; bytes that a program can allocate, and their bytes/s; bytes/s to a GPU
  * of the node, one way (NVLink, or PCIe 4.0 x16), and of the node's adapters. */

@@ -9,7 +9,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/error.h"
+#include "../../common/base/error.h"
 #include "explain.h"
 #include "question.h"
 #include "runs.h"

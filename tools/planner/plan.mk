@@ -1,6 +1,6 @@
 # The planner, which needs neither MPI nor BLAS.
 PLANNER := $(basename $(wildcard tools/planner/*.c)) 09_combined/formulas 11_five_dimensions/formulas \
-	$(addprefix common/,error memory options print tensor)
+	$(addprefix common/base/,error memory options print tensor)
 $(BUILD)/cpu/plan: private LIBS := -lm
 $(BUILD)/cpu/plan: $$(call objects,$(PLANNER))
 	$(link)

@@ -2,7 +2,7 @@
 
 #include <string.h>
 
-#include "../../common/print.h"
+#include "../../common/base/print.h"
 
 /* Attention's rates, without the masked half, for heads of 128 and 4,096 tokens. FlashAttention-2's, both passes: 173
  * of 312 TFLOP/s on A100 and 294 of 989 on H100 (Dao-AILab/flash-attention 0251105, assets/flash2_*_benchmark.png).

@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/error.h"
-#include "../../common/print.h"
+#include "../../common/base/error.h"
+#include "../../common/base/print.h"
 #include "machines.h"
 
 const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "",

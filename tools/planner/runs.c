@@ -6,8 +6,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/error.h"
-#include "../../common/print.h"
+#include "../../common/base/error.h"
+#include "../../common/base/print.h"
 #include "machines.h"
 
 /* ---- The file ---- */

@@ -19,7 +19,7 @@ counts: deps		## count what the kernels of the ladder and of 08 do, on a simulat
 .PHONY: simulated counts
 $(SIMULATED): private LIBS += -lstdc++ -ldl
 $(SIMULATED): $$(call objects,$(SIMULATOR))
-$(BUILD)/simulated/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/error)
+$(BUILD)/simulated/ladder: $$(call objects,08_fused_kernels/ladder/ladder_cuda common/base/error)
 	$(link)
 $(BUILD)/simulated/planted_kernels: $$(call objects,tests/tools/planted_kernels)
 	$(link)

@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/error.h"
-#include "../../common/safetensors.h"
+#include "../../common/base/error.h"
+#include "../../common/run/safetensors.h"
 #include "process.h"
 
 static void trouble(int status)         /* a file that cannot be read: not 1, which says that they differ */

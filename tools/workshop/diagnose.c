@@ -15,7 +15,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/safetensors.h"
+#include "../../common/run/safetensors.h"
 #include "diagnose_differences.h"
 #include "process.h"
 

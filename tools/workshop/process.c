@@ -14,9 +14,9 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-#include "../../common/device.h"
-#include "../../common/error.h"
-#include "../../common/safetensors.h"
+#include "../../common/base/device.h"
+#include "../../common/base/error.h"
+#include "../../common/run/safetensors.h"
 
 /* ---- Files ---- */
 

@@ -1,4 +1,4 @@
-/* Runs programs, reads their output files, compares gradients. What goes wrong ends by fail() (common/error.h). */
+/* Runs programs, reads their output files, compares gradients. What goes wrong ends by fail() (common/base/error.h). */
 #ifndef PROCESS_H
 #define PROCESS_H
 

@@ -15,7 +15,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../../common/print.h"
+#include "../../common/base/print.h"
 #include "process.h"
 
 /* Eight ranks divide its layers, heads and sequences, and 16 micro-batches fill a pipeline of eight. One thread per

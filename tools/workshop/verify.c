@@ -25,9 +25,9 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-#include "../../common/error.h"
-#include "../../common/print.h"
-#include "../../common/safetensors.h"
+#include "../../common/base/error.h"
+#include "../../common/base/print.h"
+#include "../../common/run/safetensors.h"
 #include "process.h"
 #include "verify_cases.h"
 #include "verify_compare.h"

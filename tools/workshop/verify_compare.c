@@ -7,9 +7,9 @@
 #include <string.h>
 #include <unistd.h>
 
-#include "../../common/error.h"
-#include "../../common/print.h"
-#include "../../common/safetensors.h"
+#include "../../common/base/error.h"
+#include "../../common/base/print.h"
+#include "../../common/run/safetensors.h"
 #include "process.h"
 #include "verify_costs.h"
 #include "verify_report.h"

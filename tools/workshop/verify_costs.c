@@ -5,8 +5,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "../../common/error.h"
-#include "../../common/memory.h"
+#include "../../common/base/error.h"
+#include "../../common/base/memory.h"
 #include "process.h"
 
 #define COSTS_FILE SOURCE "/tools/workshop/verify_costs.tsv"

@@ -10,7 +10,7 @@
 
 #include "../../planner/explain.h"
 #include "../../planner/question.h"
-#include "../../../common/error.h"
+#include "../../../common/base/error.h"
 
 void schedule(int count, char **name, char **value);          /* book_schedule.c: 06 and the planner share names */
 

@@ -3,7 +3,7 @@
 #include <string.h>
 
 #include "../../../06_pipeline_parallel/simulation.h"
-#include "../../../common/error.h"
+#include "../../../common/base/error.h"
 
 void schedule(int count, char **name, char **value);
 

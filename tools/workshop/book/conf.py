@@ -104,18 +104,18 @@ def raw(text):
 
 # ---- programs ----
 OPERATORS = {found[1]: number                   # an operator's line in ops.h
-             for number, line in enumerate((ROOT / "common/ops.h").read_text().split("\n"), 1)
+             for number, line in enumerate((ROOT / "common/transformer/ops.h").read_text().split("\n"), 1)
              if (found := re.match(r"(?:void|double|Batch) (\w+)\(", line))}
 
 def colored(text, path, doc):
     """The lines of a program as HTML, each operator with a link to its line in ops.h."""
     lexer = CudaLexer(stripnl=False) if ".cu" in path else CLexer(stripnl=False)
     out = highlight(text, lexer, HtmlFormatter(nowrap=True))
-    ops = relative(doc, "common/ops.h") + ".html"
+    ops = relative(doc, "common/transformer/ops.h") + ".html"
 
     def link(match):
         line = OPERATORS.get(match[2])
-        return f'<a href="{ops}#L{line}">{match[0]}</a>' if line and path != "common/ops.h" else match[0]
+        return f'<a href="{ops}#L{line}">{match[0]}</a>' if line and path != "common/transformer/ops.h" else match[0]
     out = re.sub(r'<span class="(nf|n)">(\w+)</span>', link, out)
     return re.sub(r'<span class="[wpn]">(.*?)</span>', r"\1", out).split("\n")         # these have no color
 
@@ -124,8 +124,8 @@ def code_page(path):
     body = "\n".join(f'<span class="line" id="L{i}"><a class="number" href="#L{i}" aria-label="{i}"></a>{line}</span>'
                      for i, line in enumerate(lines, 1))
     chapter = path.split("/")[0]
-    up = f"[{chapter}]({relative(path, chapter + '/index')}.md)" + ("" if path == "common/ops.h" else
-        f" | Underlined calls lead to what they compute, in [ops.h]({relative(path, 'common/ops.h')}.md).")
+    up = f"[{chapter}]({relative(path, chapter + '/index')}.md)" + ("" if path == "common/transformer/ops.h" else
+        f" | Underlined calls lead to what they compute, in [ops.h]({relative(path, 'common/transformer/ops.h')}.md).")
     write(path, f"---\norphan: true\nhide-toc: true\n---\n# {path}\n\n{up}\n\n"
           + raw(f'<div class="highlight wide"><pre tabindex="0">{body}\n</pre></div>'))
 

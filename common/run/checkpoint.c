@@ -1,0 +1,352 @@
+#include "checkpoint.h"
+
+#include <cjson/cJSON.h>
+#include <errno.h>
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <unistd.h>
+
+#include "../comm/comm.h"
+#include "../transformer/data.h"
+#include "../base/error.h"
+#include "../base/formats.h"
+#include "outputs.h"
+#include "../base/print.h"
+#include "safetensors.h"
+
+static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json", NULL};
+enum { MODEL, CONFIG, OPTIMIZER, TRAINER };
+
+static const char *path_of(const char *place, int file)
+{
+    return format_text("%s/%s", place, files[file]);
+}
+
+/* ---- The full model's tensors, and this rank's segments of them ---- */
+
+/* Appends an entry per parameter, named prefix + its name; returns the end. */
+static SafeTensor *tensors_of(const Layout *layout, const char *prefix, SafeTensor *to)
+{
+    for (int i = 0; i < layout->parameters; i++, to++) {
+        const ParamInfo *p = &layout->table[i];
+        *to = (SafeTensor){.dims = p->vector ? 1 : 2, .shape = {p->rows, p->cols}};
+        strcpy(to->dtype, dtype_name(REAL));
+        snprintf(to->name, sizeof to->name, "%s%s", prefix, p->name);
+    }
+    return to;
+}
+
+typedef enum { PARAMS, GRADIENTS, MOMENT_M, MOMENT_V } Which;
+
+static Tensor which_of(const ParamShard *shard, Which which)
+{
+    return (const Tensor[]){shard->params, shard->gradients, shard->m, shard->v}[which];
+}
+
+/* Writes the elements that this rank owns, of one of its shards' four tensors, to the file's entries from `first`
+ * on. */
+static void write_shards(const Safetensors *file, int first, const AdamW *optimizer, Which which)
+{
+    for (int i = 0; i < optimizer->count; i++) {
+        const ParamShard *shard = &optimizer->shards[i];
+        const Tensor t = which_of(shard, which);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, file->path);
+        tensor_to_host(host, t);
+        for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);)
+            if (s.param->owned)
+                safetensors_write(file, &file->tensors[first + s.parameter], s.in_full, s.count, host + s.in_range);
+        free(host);
+    }
+}
+
+/* Finds the parameter's tensor, named prefix + its name. */
+static const SafeTensor *find(const Safetensors *file, const char *prefix, const ParamInfo *p)
+{
+    const char *name = format_text("%s%s", prefix, p->name);
+    const SafeTensor *t = safetensors_find(file, name);
+
+    if (!t)
+        fail("%s: expected a tensor %s, which is not there", file->path, name);
+    if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols))
+        fail("%s: %s has %d dimensions, the first %lld; expected (%lld, %lld)", file->path, name, t->dims,
+             (long long)t->shape[0], (long long)p->rows, (long long)p->cols);
+    return t;
+}
+
+/* Reads one of the four tensors of each of this rank's shards. */
+static void read_shards(const Safetensors *file, const char *prefix, const AdamW *optimizer, Which which)
+{
+    for (int i = 0; i < optimizer->count; i++) {
+        const ParamShard *shard = &optimizer->shards[i];
+        const Tensor t = which_of(shard, which);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
+        for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
+            const SafeTensor *tensor = find(file, prefix, s.param);
+            double *numbers = host_alloc(s.count * sizeof *numbers, file->path);
+            safetensors_read(file, tensor, s.in_full, s.count, numbers);
+            for (int64_t k = 0; k < s.count; k++) {
+                const real x = host[s.in_range + k] = numbers[k];
+                if (!isfinite(x) || (which == MOMENT_V && x < 0))
+                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", file->path, tensor->name, x,
+                         (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
+            }
+            free(numbers);
+        }
+        tensor_from_host(t, host);
+        free(host);
+    }
+}
+
+/* ---- JSON ---- */
+
+static void json_write(const char *path, cJSON *json)
+{
+    char *text = cJSON_Print(json);
+    FILE *f = fopen(path, "w");
+
+    if (!f || fputs(text, f) < 0 || fflush(f) || fsync(fileno(f)) || fclose(f))
+        fail("%s could not be written: %s", path, strerror(errno));
+    free(text);
+    cJSON_Delete(json);
+}
+
+static cJSON *json_read(const char *path)
+{
+    FILE *f = fopen(path, "r");
+    char *text = NULL;
+    size_t capacity = 0;
+
+    if (!f)
+        fail("%s: %s", path, strerror(errno));
+    cJSON *json = getdelim(&text, &capacity, 0, f) > 0 ? cJSON_Parse(text) : NULL;
+    if (!cJSON_IsObject(json))
+        fail("%s: not a JSON object", path);
+    free(text);
+    fclose(f);
+    return json;
+}
+
+/* The configuration from which Hugging Face builds the same model; with experts, in Mixtral's words. */
+static cJSON *config_json(Config c)
+{
+    const char *class = "GPTNeoXForCausalLM", *type = "gpt_neox";
+    int width = 4 * c.hidden;
+
+    if (c.experts)
+        class = "GPTNeoXMoeForCausalLM", type = "gpt_neox_moe", width = c.expert_width;
+    cJSON *json = cJSON_Parse(format_text(
+        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"vocab_size\": %d, "
+        "\"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"intermediate_size\": %d, "
+        "\"max_position_embeddings\": %d, \"hidden_act\": \"gelu_pytorch_tanh\", \"rotary_pct\": 1.0, "
+        "\"rotary_emb_base\": 10000, \"layer_norm_eps\": 1e-5, \"initializer_range\": 0.02, "
+        "\"use_parallel_residual\": false, \"tie_word_embeddings\": true, \"attention_bias\": true, "
+        "\"attention_dropout\": 0, \"hidden_dropout\": 0, \"bos_token_id\": 0, \"eos_token_id\": 0, "
+        "\"torch_dtype\": \"%s\"}",
+        class, type, c.vocab, c.hidden, c.layers, c.heads, width, c.seq, REAL == F64 ? "float64" : "float32"));
+    if (c.experts) {
+        cJSON_AddNumberToObject(json, "num_local_experts", c.experts);
+        cJSON_AddNumberToObject(json, "num_experts_per_tok", c.top_k);
+    }
+    return json;
+}
+
+static int64_t json_integer(const cJSON *json, const char *path, const char *name)
+{
+    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
+
+    if (!cJSON_IsNumber(item) || item->valuedouble < 0 || item->valuedouble > 0x1p53
+        || item->valuedouble != floor(item->valuedouble))
+        fail("%s: \"%s\": expected an integer from 0 to 2^53, got %s", path, name,
+             item ? cJSON_PrintUnformatted(item) : "nothing");
+    return item->valuedouble;
+}
+
+/* The keys of config.json that change what the model computes, and the options that set a run's. A key that is missing,
+ * or null, has GPTNeoXConfig's default (`standard`: that is ours); of experts it means that there are none. */
+static const struct {
+    const char *key, *option;
+    bool standard;
+} config_keys[] = {
+    {"num_hidden_layers", "--layers"}, {"hidden_size", "--hidden"}, {"num_attention_heads", "--heads"},
+    {"vocab_size", "--vocab"}, {"num_local_experts", "--experts"}, {"num_experts_per_tok", "--top-k"}, {"model_type"},
+    {"intermediate_size"}, {"hidden_act"}, {"use_parallel_residual"}, {"tie_word_embeddings"},
+    {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"}, {"rotary_emb_base", NULL, true},
+    {"rope_theta", NULL, true}, {"rope_scaling", NULL, true}, {"rope_parameters", NULL, true},
+};
+
+/* Fails unless config.json describes the run's model. */
+static void config_check(const char *path, Config c)
+{
+    cJSON *theirs = json_read(path), *ours = config_json(c);
+
+    cJSON_AddNumberToObject(ours, "rope_theta", 10000);
+    cJSON_AddItemToObject(ours, "rope_parameters", cJSON_Parse(         /* transformers 5 has rotary_pct in it */
+        "{\"partial_rotary_factor\": 1, \"rope_theta\": 10000, \"rope_type\": \"default\"}"));
+    if (cJSON_HasObjectItem(theirs, "rope_parameters"))
+        cJSON_AddNumberToObject(theirs, "rotary_pct", 1);
+    for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++) {
+        const char *key = config_keys[i].key, *option = config_keys[i].option;
+        const cJSON *is = cJSON_GetObjectItemCaseSensitive(theirs, key);
+        const cJSON *needed = cJSON_GetObjectItemCaseSensitive(ours, key);
+        const bool missing = !is || cJSON_IsNull(is);
+        if (missing ? !needed || config_keys[i].standard : cJSON_Compare(is, needed, true))
+            continue;
+        const char *found = missing ? "missing" : cJSON_PrintUnformatted(is);
+        if (!needed)
+            fail("%s: \"%s\" is %s, but this run's model has none", path, key, found);
+        fail("%s: \"%s\" is %s, but this run's model has %s%s", path, key, found, cJSON_PrintUnformatted(needed),
+             option ? format_text(" by %s", option) : "");
+    }
+    cJSON_Delete(theirs);
+    cJSON_Delete(ours);
+}
+
+static cJSON *trainer_json(const TrainState *s, int64_t updates, int argc, char **argv)
+{
+    cJSON *json = cJSON_CreateObject();
+
+    cJSON_AddNumberToObject(json, "step", s->step);
+    cJSON_AddNumberToObject(json, "tokens", s->tokens);
+    cJSON_AddNumberToObject(json, "optimizer_step", updates);
+    cJSON_AddStringToObject(json, "seed", format_text("%llu", (unsigned long long)s->seed));    /* numbers: doubles */
+    cJSON_AddStringToObject(json, "data", format_text("%llu", (unsigned long long)data_file.hash));
+    for (const SavedValue *k = s->kept; k < s->kept + s->kept_count; k++)
+        cJSON_AddNumberToObject(json, k->name, *k->value);
+    cJSON_AddItemToObject(json, "arguments", cJSON_CreateStringArray((const char *const *)argv, argc));
+    return json;
+}
+
+/* ---- Saving ---- */
+
+void checkpoint_claim(const char *directory, Config config)
+{
+    const int64_t model = model_parameters(config) * sizeof(real);
+
+    if (comm_rank(world) == 0)
+        directory_claim(directory, files, 3 * model, 2 * model);        /* the weights, and two moments in one file */
+}
+
+void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
+{
+    const int count = optimizer->layout->parameters;
+    SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
+    char *tmp = directory_beside(directory, ".tmp");
+
+    if (comm_rank(world) == 0) {
+        if (mkdir(tmp, 0755) && errno != EEXIST)
+            fail("--save %s: cannot create %s: %s", directory, tmp, strerror(errno));
+        json_write(path_of(tmp, CONFIG), config_json(optimizer->layout->config));
+        json_write(path_of(tmp, TRAINER), trainer_json(&state, optimizer->step, argc, argv));
+    }
+    comm_barrier(world);                        /* DIR.tmp is there */
+    tensors_of(optimizer->layout, "", tensors);
+    Safetensors model = safetensors_create(path_of(tmp, MODEL), tensors, count);
+    tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
+    Safetensors moments = safetensors_create(path_of(tmp, OPTIMIZER), tensors, 2 * count);
+    write_shards(&model, 0, optimizer, PARAMS);
+    write_shards(&moments, 0, optimizer, MOMENT_M);
+    write_shards(&moments, count, optimizer, MOMENT_V);
+    safetensors_close(&model);
+    safetensors_close(&moments);
+
+    comm_barrier(world);                        /* all ranks' shards are on the disk */
+    if (comm_rank(world) == 0)
+        directory_replace(directory, files);
+    comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
+    free(tensors);
+    free(tmp);
+}
+
+/* ---- Loading ---- */
+
+void checkpoint_open(const char *directory, Config config, TrainState *s)
+{
+    const char *path = path_of(directory, TRAINER), *moments = path_of(directory, OPTIMIZER);
+    char *old = directory_beside(directory, ".old"), *end = "?";
+
+    if (access(directory, F_OK) && access(old, F_OK))
+        fail("--load %s: there is no such checkpoint", directory);
+    if (access(directory, F_OK))
+        fail("--load %s is missing, but %s holds the save before: mv %s %s", directory, old, old, directory);
+    free(old);
+    config_check(path_of(directory, CONFIG), config);
+    s->weights_only = access(path, F_OK) != 0;
+    if (s->weights_only != (access(moments, F_OK) != 0))
+        fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
+             s->weights_only ? path : moments, files[TRAINER], files[OPTIMIZER]);
+    if (s->weights_only)
+        return;
+    const cJSON *trainer = s->trainer = json_read(path);
+    const cJSON *seed = cJSON_GetObjectItemCaseSensitive(trainer, "seed");
+    s->step = json_integer(trainer, path, "step");
+    s->tokens = json_integer(trainer, path, "tokens");
+    if (cJSON_IsString(seed) && seed->valuestring[0] >= '0' && seed->valuestring[0] <= '9')
+        s->seed = strtoull(seed->valuestring, &end, 10);
+    if (*end)
+        fail("%s: \"seed\": expected an integer from 0 to 2^64 - 1 in quotes, got %s", path,
+             seed ? cJSON_PrintUnformatted(seed) : "nothing");
+    const cJSON *data = cJSON_GetObjectItemCaseSensitive(trainer, "data");
+    if (cJSON_IsString(data) && strcmp(data->valuestring, format_text("%llu", (unsigned long long)data_file.hash)))
+        print_rank_0("--data %s: these are not the tokens with which %s was trained\n", options.data, directory);
+}
+
+void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)
+{
+    Safetensors model = safetensors_open(path_of(directory, MODEL));
+
+    read_shards(&model, "", optimizer, PARAMS);
+    safetensors_close(&model);
+    if (state->weights_only)
+        return;
+    Safetensors moments = safetensors_open(path_of(directory, OPTIMIZER));
+    read_shards(&moments, "m.", optimizer, MOMENT_M);
+    read_shards(&moments, "v.", optimizer, MOMENT_V);
+    safetensors_close(&moments);
+    optimizer->step = json_integer(state->trainer, path_of(directory, TRAINER), "optimizer_step");
+    for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
+        const cJSON *x = cJSON_GetObjectItemCaseSensitive(state->trainer, k->name);     /* if its program has it too */
+        if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))
+            fail("%s/%s: \"%s\": expected a number of at least 0, got %s", directory, files[TRAINER], k->name,
+                 cJSON_PrintUnformatted(x));
+        if (x)
+            *k->value = x->valuedouble;
+    }
+}
+
+/* ---- The dump ---- */
+
+void checkpoint_dump_gradients(const char *path, const AdamW *optimizer, int64_t step, int64_t sequences)
+{
+    const int count = optimizer->layout->parameters;
+    const int64_t seq = optimizer->layout->config.seq;
+    SafeTensor *tensors = host_alloc((count + 2) * sizeof *tensors, "names");
+
+    tensors_of(optimizer->layout, "", tensors + 2);
+    for (int i = 0; i < 2; i++) {               /* the batch comes first: the file begins as no checkpoint does */
+        tensors[i] = (SafeTensor){.dtype = "I64", .dims = 2, .shape = {sequences, seq}};
+        strcpy(tensors[i].name, i ? "batch.targets" : "batch.inputs");
+    }
+    if (comm_rank(world) > 0) {
+        comm_barrier(world);                    /* rank 0 has created it */
+        if (access(path, F_OK))
+            fail("%s: rank 0 has created it, but it is not there; all machines must share its directory", path);
+    }
+    Safetensors file = safetensors_create(path, tensors, count + 2);
+    if (comm_rank(world) == 0)
+        comm_barrier(world);
+    write_shards(&file, 2, optimizer, GRADIENTS);
+    if (comm_rank(world) == 0) {
+        int64_t *tokens = host_alloc((seq + 1) * sizeof *tokens, "a sequence");
+        for (int64_t g = 0; g < sequences; g++) {
+            data_sequence(step, g, tokens);
+            for (int i = 0; i < 2; i++)
+                safetensors_write(&file, &file.tensors[i], g * seq, seq, tokens + i);
+        }
+        free(tokens);
+    }
+    safetensors_close(&file);
+    free(tensors);
+}

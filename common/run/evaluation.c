@@ -1,0 +1,106 @@
+#include "evaluation.h"
+
+#include <math.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "../comm/comm.h"
+#include "../base/device.h"
+#include "../base/error.h"
+#include "../base/formats.h"
+#include "../transformer/ops.h"
+#include "../base/options.h"
+#include "../base/random.h"
+#include "run.h"
+
+int64_t evaluation_batches(void)
+{
+    enum { SEQUENCES = 64 };                    /* enough for two digits; all of them would take longer than training */
+    const int64_t B = options.micro_batch, all = data_file.validation / (B * options.config.seq);
+    const int64_t enough = (SEQUENCES + B - 1) / B, most = all < 1 ? 1 : all;
+
+    return most < enough ? most : enough;
+}
+
+void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch)
+{
+    const int64_t pieces = evaluation_batches();
+
+    tensor_zero(loss);
+    for (int64_t i = 0; i < pieces; i++) {
+        batch_validation(batch, i, pieces, 0);
+        loss_of(batch);
+    }
+    run_report_validation(tensor_item(loss) / pieces);
+}
+
+/* Draws a token from softmax(logits / temperature); at temperature 0, takes the most likely. u is uniform in (0, 1). */
+static int draw(const real *logits, int64_t count, double temperature, double u)
+{
+    double max = -INFINITY, sum = 0;
+    int best = 0;
+
+    for (int64_t i = 0; i < count; i++)
+        if (logits[i] > max)
+            max = logits[i], best = i;
+    if (temperature == 0)
+        return best;
+    for (int64_t i = 0; i < count; i++)
+        sum += exp((logits[i] - max) / temperature);
+    for (int64_t i = 0; i < count; i++) {
+        u -= exp((logits[i] - max) / temperature) / sum;
+        if (u < 0)
+            return i;
+    }
+    return best;                                        /* by rounding, a little of u may remain */
+}
+
+/* Prints a token: a byte as text, one of a larger vocabulary as a number. */
+static void print_token(int token)
+{
+    const bool control = token == 127 || (token < 32 && token != '\n' && token != '\t');     /* for a terminal */
+
+    if (options.config.vocab > 256)
+        printf("%d ", token);
+    else
+        putchar(control ? '?' : token);
+    fflush(stdout);
+}
+
+void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor logits, Batch batch)
+{
+    const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = options.config.vocab;
+    const int64_t prompt = strlen(options.prompt), total = prompt + options.sample;
+
+    if (options.sample == 0)
+        return;
+    Tensor row = tensor_range(tensor_view(logits, shape(tensor_rows(logits), V)), 0, 1);
+    int32_t *tokens = host_alloc(total * sizeof *tokens, "a sample");
+    int32_t *window = host_alloc(B * T * sizeof *window, "a sample");
+    real *last = host_alloc(V * sizeof *last, "a sample");
+    for (int64_t i = 0; i < prompt; i++)
+        tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c checks it */
+    if (comm_rank(world) == 0) {
+        printf("\nsample after the prompt \"%s\":\n", !strcmp(options.prompt, "\n") ? "\\n" : options.prompt);
+        if (options.config.vocab <= 256)
+            printf("%s", options.prompt);
+    }
+    for (int64_t n = prompt; n < total; n++) {
+        /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
+        const int64_t first = n > T ? n - T : 0;
+        memcpy(window, tokens + first, (n - first) * sizeof *window);
+        device_upload(batch.inputs.data, window, tensor_bytes(batch.inputs));
+        loss_of(batch);
+        linear_forward(row, tensor_range(final, n - first - 1, 1), embedding, NONE);
+        tensor_to_host(last, row);
+        tokens[n] = draw(last, V, options.temperature, random_uniform(options.seed, STREAM_SAMPLING, 0, n));
+        if (comm_rank(world) == 0)
+            print_token(tokens[n]);
+    }
+    if (comm_rank(world) == 0)
+        printf("\n");
+    free(tokens);
+    free(window);
+    free(last);
+}
