@@ -54,12 +54,15 @@ void comm_stats_reset(void)
 
 /* ---- Requests ---- */
 
-/* Starts a transfer of the full tensor `full`. t has what the tensors do not tell. */
+/* Starts a transfer of the full tensor `full`. t comes with the group, the operation, and what else the tensors do not
+ * tell: reduction, peers, tag. */
 static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
 {
     t.out = out.data, t.out_count = tensor_count(out), t.in = in.data;
     t.count = tensor_count(full), t.dtype = full.dtype;
-    t.number = t.comm->operations += !is_point_to_point(t.op);  /* point-to-point transfers differ between ranks */
+    if (!is_point_to_point(t.op))               /* only collectives have numbers: all ranks call the same ones */
+        t.comm->operations++;
+    t.number = t.comm->operations;
     const int64_t bytes = traffic_count(&t);
     if (t.comm->size == 1) {                    /* the only shard is the full tensor */
         if (in.data && in.data != out.data)
@@ -73,8 +76,8 @@ static Request *start_transfer(Transfer t, Tensor out, Tensor in, Tensor full)
     if (options.check)
         check_begin(q, full.name);
     q->span = trace_transfer_begin(comm_op_name[t.op], t.comm->name);
-    q->t.tag %= TAGS;
-    q->handle = comm_transport->start(q->t);
+    q->t.tag %= TAGS;                           /* --check has compared all of it */
+    q->handle = comm_transport->start(q->t);    /* start_by_mpi in mpi.c, or start_by_nccl in nccl.c */
     return q;
 }
 
@@ -96,7 +99,7 @@ static void finish(Request *q)
     begin_deadline(&q->t);
     if (options.check)
         check_label(q);                         /* before a wait that would never end if the labels differ */
-    comm_wait_for(mpi_done, &q->pretended.clock);
+    comm_wait_for(mpi_done, &q->pretended.clock);       /* NULL without --pretend */
     comm_wait_for(comm_transport->done, &q->handle);
     comm_deadline_met();
     trace_transfer_end(q->span);

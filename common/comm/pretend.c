@@ -1,5 +1,5 @@
-/* --pretend: transfers on simulated links. Each lasts at least as long as it would there, and what the real transfer
- * took beyond that is taken off this rank's clock. */
+/* --pretend: transfers on simulated links. Each lasts at least as long as it would there. What the real transfer took
+ * beyond that is subtracted from this rank's clock. */
 #include <math.h>
 
 #include "transport.h"
@@ -30,8 +30,9 @@ void pretend_left_together(double last)
     ahead = clock_seconds() - last;
 }
 
-/* A transfer is ready when this rank's link is free, and begins when the last of its ranks is ready; the ranks exchange
- * these times. A ring of n ranks takes n - 1 hops one after the other for an all-gather or a reduce-scatter. */
+/* A rank is ready for a transfer when its link is free. The transfer begins when the last of its ranks is ready, so
+ * the ranks exchange these times. A ring of n ranks takes n - 1 hops one after the other for an all-gather or a
+ * reduce-scatter. */
 void pretend_begin(Request *q, int64_t bytes)
 {
     static double link_free;
@@ -61,7 +62,8 @@ void pretend_end(Request *q, double waited_from)
     const double begin = is_point_to_point(q->t.op) ? q->pretended.begin : transfer.ready;
 
     comm_wait_until(ahead + end);
-    trace_transfer_was(q->span, ahead + begin, ahead + fmax(begin, end));       /* a receive may start after its end */
+    /* a receive may be posted after the arrival */
+    trace_transfer_was(q->span, ahead + begin, ahead + fmax(begin, end));
     const double late = comm_clock() - fmax(waited_from, end);
     ahead += late;
     overrun += late;

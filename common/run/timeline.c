@@ -16,21 +16,21 @@
 
 enum { LABEL = 18, SHOWN = 16, LANES = 32, CELLS = 1000, LANE_HEIGHT = 12 };
 typedef enum { NOTHING, FORWARD, BACKWARD, WEIGHTS, RECOMPUTED, OPTIMIZER, OTHER, TRANSFER, WAITING, KINDS } Kind;
-static const struct { const char *meaning; int color; } kinds[KINDS] = {    /* with its letter; Okabe and Ito's color */
+static const struct { const char *meaning; int color; } kinds[KINDS] = {    /* letter first; Okabe and Ito's color */
     {" "}, {"F forward", 0x0072b2}, {"B backward", 0xe69f00}, {"W weights", 0x009e73}, {"R recomputed", 0x56b4e9},
     {"O optimizer", 0xcc79a7}, {"- other", 0x999999}, {"= in flight", 0xd55e00}, {". waits", 0xe6e6e6}};
 
 typedef struct {                            /* the step, an operator, or a transfer, in the lane of its group */
-    double begin, end, waited;              /* waited: seconds, for all boxes of this name, in the first of them */
+    double begin, end, waited;              /* waited: for all boxes of this name, kept in the first of them */
     Kind kind;
     int lane;
     char name[40];                          /* "all_reduce dp"; an operator's ends with "compute" */
 } Box;
 
-/* Of each rank `stride` boxes: its step, the others in the order of their ends, and at least one of kind NOTHING. */
+/* `stride` boxes per rank: its step, then the others in the order of their ends, then at least one of kind NOTHING. */
 static Box *boxes;
 static int64_t stride = 1;
-static double begin = INFINITY, cell;       /* seconds: when the step began, on any rank; of a cell */
+static double begin = INFINITY, cell;       /* seconds: when the first rank began the step; of a cell */
 static int step_drawn;
 
 static Kind kind_of(const TraceSpan *s)
@@ -81,7 +81,7 @@ static const char *ms_text(double seconds)      /* without the unit */
 
 /* ---- Two writers ---- */
 
-/* The pieces of a picture, in the order in which they are written. x, y: of an SVG. */
+/* The pieces of a picture, in the order in which they are written. Only an SVG uses x and y. */
 typedef struct {
     void (*title)(const char *ms, int height);
     void (*legend)(Kind k, int x);
@@ -100,7 +100,7 @@ static void terminal_title(const char *ms, int height)
     printf("step %d, %s ms", step_drawn, ms);
 }
 
-/* Waiting is faint on dark and on light terminals. */
+/* Waiting is drawn faint, which suits dark and light terminals. */
 static void terminal_run(Kind k, int x, int y, int width)
 {
     const int rgb = kinds[k].color;
@@ -164,7 +164,7 @@ static void svg_lane(const char *rank, const char *name, int y)
 
 static void svg_end(const char *half_ms, const char *ms)
 {
-    (void)half_ms, (void)ms;                    /* its title has the time */
+    (void)half_ms, (void)ms;                    /* the title shows the time; there is no axis */
     fprintf(file, "\n</svg>\n");
 }
 
@@ -214,7 +214,8 @@ static void draw_lane(int rank, const Box *first, int y)
 }
 
 /* "computes 71%, waits 29% (all_reduce dp 20%, recv pp 9%), hides 0.8 of 1.1 ms", of transfers. Between operators it
- * waits for the transfer that ends first, also before it starts, as other ranks may be late; then for the next. */
+ * waits for the transfer that ends first, counted even from before this starts, because another rank may be late; then
+ * for the next. */
 static void print_shares(int rank, Box *step)
 {
     const double all = step->end - step->begin;

@@ -1,4 +1,4 @@
-/* The kernels behind ops.h: one set per backend, in cpu/ or cuda/. Operators call them with operands that they have
+/* The kernels behind ops.h: one set per backend, in cpu/ or cuda/. Operators call them with operands that are
  * checked; fused kernels call them for what they do not fuse. __typeof__(f) f_kernel: with the arguments of f. */
 #ifndef KERNELS_H
 #define KERNELS_H

@@ -30,8 +30,8 @@ typedef struct {
     const bool *layer;              /* layers on this rank, by layer number; NULL: all */
     bool embedding, head;           /* the embedding at the input; the final LayerNorm and the output projection */
     int replica;                    /* number among the ranks with the same parameters. Replica 0 owns them: it counts
-                                     * them in norms, and saves them. Replicated parameters belong to slice 0, the
-                                     * embedding to where `embedding` is true. */
+                                     * them in norms, and saves them. Of replicated parameters slice 0 is the owner, of
+                                     * the embedding the rank where `embedding` is true. */
     const bool *expert;             /* experts on this rank, by expert number, each whole; NULL: all */
     int expert_replica;             /* as replica, among the ranks with the same experts */
 } Placement;
@@ -44,7 +44,7 @@ typedef struct {
     const char *label;              /* ours, for messages: "blocks.3.proj_weight" */
     size_t view;                    /* the place of its tensor in Params, BlockParams or ExpertParams */
     int64_t rows, cols;             /* of the full parameter; a vector has one column */
-    int64_t row_group, col_group;   /* split by groups of so many rows or columns (one head's); both 0: not */
+    int64_t row_group, col_group;   /* sliced in multiples of so many rows or columns (a head's); both 0: not */
     bool vector;
     int64_t first_row, first_col;   /* the rectangle's, in the full parameter */
     int64_t local_rows, local_cols;
@@ -53,11 +53,14 @@ typedef struct {
     bool owned, decay;              /* this rank owns it; it is subject to weight decay */
 } ParamInfo;
 
-/* What a model consists of: rows with a name, VIEW (label and view), rows and cols (0: a vector), groups, mean and std.
- * A list ends with a row without a name. In a block the rows that are not split come first. */
+/* The parameters that a model consists of. An entry has a name, VIEW(the struct, its tensor there), rows, cols (0:
+ * it is a vector), its row_group or col_group, and the mean and std of its initial weights; layout_create sets the
+ * rest. A list ends with an entry without a name, so block has at most 15. It is also the order in the layout: in a
+ * block, parameters that are not split come first. */
 #define VIEW(Struct, tensor) #tensor, offsetof(Struct, tensor)
 typedef struct {
-    const char *layers, *experts;   /* names of blocks are LAYERS.3.NAME, of experts LAYERS.3.EXPERTS.0.NAME */
+    const char *layers, *experts;   /* "norm.weight" of block 3 is called LAYERS.3.norm.weight, of its expert 0
+                                     * LAYERS.3.EXPERTS.0.norm.weight */
     ParamInfo embedding, block[16], final[4], expert[8];
 } ModelTable;
 
@@ -112,9 +115,9 @@ typedef struct {                        /* NONE: not on this rank */
 Params params_view(const Layout *layout, Tensor buffer);                /* of layout->count elements */
 Params params_view_units(const Layout *layout, const Tensor *units);    /* flat tensors, one per unit */
 
-/* Writes the initial weights of the layout's elements from `first` on: Normal(0, 0.02), with the two projections into
- * the residual stream divided by sqrt(2L); LayerNorm 1 and 0; biases 0. An element depends only on the seed, its
- * parameter, and its place in the full parameter. */
+/* Writes the initial weights of the layout's elements from `first` on: Normal(mean, std) of its ParamInfo. That is
+ * Normal(0, 0.02) for the model above, with the two projections into the residual stream divided by sqrt(2L); LayerNorm
+ * 1 and 0; biases 0. An element depends only on the seed, its parameter, and its place in the full parameter. */
 void params_init(const Layout *layout, int64_t first, Tensor params, uint64_t seed);
 
 /* Elements that are consecutive in the layout and in the full parameter. Files are read and written by segments. */

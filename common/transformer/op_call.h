@@ -1,5 +1,5 @@
-/* What surrounds every operator: it checks operands, counts calls, FLOPs and bytes, records the trace, and waits under
- * --pretend. Between op_begin and op_end an operator calls its backend's kernel.
+/* What happens before and after every operator: operands are checked; calls, FLOPs and bytes counted; the trace gets a
+ * span; and --pretend waits. Between op_begin and op_end an operator calls its backend's kernel.
  */
 #ifndef OP_CALL_H
 #define OP_CALL_H
@@ -8,12 +8,12 @@
 
 #include "operands.h"
 
-/* An operator whose name is that of the function: OP_CALL(the call of its kernel, flops, takes, operands). `takes` is
- * the rule of operands.h.
+/* The body of an operator: OP_CALL(the call of its kernel, flops, takes, operands). The operator has the name of the
+ * function around it; `takes` is the rule of operands.h.
  *
- * Under --pretend the operator takes at least flops / its speed. Only matmuls and attention have FLOPs, as in the
- * 6N + 12*L*h*s formula. Attention by blocks of keys is the exception: it counts only the pairs that the mask leaves.
- * Scores that backward computes again are not counted, as in the formula. */
+ * Under --pretend it takes at least flops / the device's speed. Only matmuls and attention have FLOPs, and as many
+ * as in the 6N + 12*L*h*s formula: scores that backward computes again are not counted. But attention by blocks of
+ * keys counts fewer: only the pairs that the mask leaves. */
 #define OP_CALL(call, flops, takes, ...) \
     do { \
         OP_BEGIN(flops, takes, __VA_ARGS__); \
@@ -25,7 +25,7 @@
 void op_begin(const char *name, double flops, const char *takes, Operands operands);
 void op_end(void);
 
-/* Between them: checks and counts one operand of a list, which the operator reads. */
+/* Between the two: checks and counts a tensor of a list that the operator reads. */
 void op_reads(const char *takes, Tensor t);
 
 /* Before an operator: fails unless its operands fit a rule that `takes` cannot state. */
@@ -39,8 +39,8 @@ void op_reads(const char *takes, Tensor t);
 typedef struct {
     const char *name;
     int64_t calls;
-    double seconds, flops, bytes;               /* seconds: on a GPU with --report only, since each call takes two
-                                                 * events; bytes: each operand counted once, read or written */
+    double seconds, flops, bytes;               /* seconds: on a GPU measured under --report only, because each call
+                                                 * takes two events; bytes: each operand once, read or written */
 } OpStats;
 int ops_stats(const OpStats **stats);           /* returns how many; waits for a GPU to finish the last one */
 void ops_stats_reset(void);

@@ -7,8 +7,8 @@
 #include "../base/error.h"
 #include "../base/print.h"
 
-/* Whether the product `size`, such as "3*A*D", is n. Binds its letter if one is unknown. With several it cannot tell:
- * then it returns `unsure`. */
+/* Whether the product `size`, such as "3*A*D", is n. Binds its letter if one is unknown. If several are unknown,
+ * returns `unsure`. */
 static bool matches(const char *size, size_t length, int64_t n, int64_t *letters, bool unsure)
 {
     int64_t *unknown = NULL, product = 1;
@@ -97,5 +97,7 @@ void operands_check(const char *name, const char *takes, const Operands *o)
                        : !optional)
                 operands_refuse(name, takes, o);
         }
+        if (i < o->count)                       /* the rule says nothing of the last ones */
+            operands_refuse(name, takes, o);
     }
 }

@@ -2,12 +2,13 @@
  *
  *     "=out R,M; x R,K; weight M,K; ?bias M"
  *
- * An operand per ";", in the order of the call. Before its name, "=": the operator writes it; "+": adds to it; "0":
- * zeroes it; none: reads it. "?": it may be NONE.
- * Then the shape. One size is the count, two are rows and width (tensor.h), more are all dimensions. A letter stands
- * for the same number everywhere; "3*A*D" is a product.
- * Then the dtype. None: that of activations, the same for all. Otherwise G (gradients: REAL or BF16), REAL, F64, I32,
- * FP8 (E4M3 or E5M2), STORED (REAL, BF16 or F16) or ANY.
+ * Operands are separated by "; ", and stand in the order of the call. Before a name, "=" means that the operator writes
+ * it, "+" that it adds to it, "0" that it zeroes it; without one of them it reads it. Then "?" means that it may be
+ * NONE: "+?d_bias M".
+ * The shape follows the name. With one size this is the number of elements; with two, rows and width (tensor.h); with
+ * more, every dimension. A letter stands for the same number everywhere; "3*A*D" is a product.
+ * Last comes the dtype: G (gradients: REAL or BF16), REAL, F64, I32, FP8 (E4M3 or E5M2), STORED (REAL, BF16 or F16) or
+ * ANY. Without a word it is REAL, BF16 or F16, the same for all such operands of a call.
  */
 #ifndef OPERANDS_H
 #define OPERANDS_H

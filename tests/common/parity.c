@@ -443,10 +443,15 @@ static void experts(const int64_t *n)
 /* ---- All cases ---- */
 
 enum { SIZES = 14 };
+
+/* The types in which an operator runs: activations in each type (BOTH_GRADIENTS: and its parameters' gradients in REAL
+ * and BF16), or in one only. */
 enum Runs { EACH_TYPE, BOTH_GRADIENTS, IN_REAL, IN_FP8, IN_BF16_ONCE };
 #define ROWS {{1, 1}, {1, 2}, {5, 2}, {3, 17}, {67, 48}, {320, 130}, {67, 1028}, {3, 2504}, {700, 9}}
 #define MATMULS {{1, 1, 1}, {3, 17, 5}, {67, 48, 130}, {128, 256, 64}, {320, 130, 1028}}
 
+/* `run` gets each list of sizes (ROWS: rows and width). It makes operands by in(), out(), added() and changed(), and
+ * calls operators. What these write is compared. */
 static const struct {
     const char *name;
     void (*run)(const int64_t *n);

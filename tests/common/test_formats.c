@@ -133,7 +133,7 @@ static void assert_rounded(Tensor small, Tensor exact, double neighbors)
 }
 
 enum { EMBEDDED, D_EMBEDDING, NORMED, D_X, D_NORM_WEIGHT, D_NORM_BIAS, WIDE, D_ROWS, D_WEIGHT, D_BIAS, ATTENDED, PROBS,
-       D_QKV, GELU, D_LOGITS, RESULTS };
+       D_QKV, GELU, D_GELU, D_LOGITS, RESULTS };
 
 /* Most operators of the model run in a small type and in REAL on the same numbers, with gradients in both their types.
  * Sizes need more than one panel of weights, and are no multiple of a vector. */
@@ -183,7 +183,9 @@ static void operators_round_once(void **state)
             tensor_convert(probs, results[1][PROBS]);
             attention_backward(r[D_QKV], d_probs, d_y, qkv, probs);
             r[GELU] = zeroed(t, "gelu", shape(R, M)), r[D_LOGITS] = seeded(t, as, "logits", shape(R, V), 2);
+            r[D_GELU] = zeroed(t, "d_gelu", shape(R, M));
             gelu_forward(r[GELU], d_wide);
+            gelu_backward(r[D_GELU], d_wide, d_wide);
             loss[k] = zeroed(F64, "loss", shape(1));
             cross_entropy_forward(loss[k], lse, r[D_LOGITS], ids, 0.5);
             cross_entropy_backward(r[D_LOGITS], r[D_LOGITS], lse, ids, 0.5);

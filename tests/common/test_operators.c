@@ -423,6 +423,7 @@ static const Rule rules[] = {
     {"+loss 1 F64; ids R I32", "%2 #6", false}, {"+loss 1 F64; ids R I32", "#1 #6", false},
     {"+loss 1 F64; ids R I32", "%1 6", false}, {"+d M,K G; x R,K", "b4x8 6x8", true},
     {"+d M,K G; x R,K", "#4x8 6x8", false},
+    {"=out N; x N", "8 8 8", false}, {"=out N; x N; ?y N", "8 8", true},
     {"=to N STORED; from N ANY", "b6x8 #48", true}, {"=to N STORED; from N ANY", "#6x8 #48", false},
 };
 
