@@ -362,7 +362,8 @@ void run_step(int step, StepResult result)
     if (step >= options.steps || run.stopping)
         measure_waits(seconds);
     report_step_ends(seconds, step == run.first_step + 1, step >= options.steps);
-    if (!isfinite(result.loss) || (!isfinite(result.norm) && !result.skipped))
+    const double clipped = result.norm * clip_scale(result.norm);       /* AdamW squares gradients in REAL */
+    if (!isfinite(result.loss) || (!isfinite((real)(clipped * clipped)) && !result.skipped))
         fail_diverged(step, result);
     metrics_row(&state, result.loss, result.norm, result.lr, seconds, tokens / seconds, mfu);
     run.differs = run.differs || traffic_check(step);

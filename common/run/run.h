@@ -39,7 +39,8 @@ bool run_continues(int step);
 void run_dump_gradients(const AdamW *optimizer);
 
 /* Call after each step; `step` counts it. Prints and records the results, compares traffic with the prediction, and
- * saves if that is due. Fails if the loss or the norm is NaN or Inf (a skipped step's norm may be). */
+ * saves if that is due. Fails if the loss or the norm is NaN or Inf (a skipped step's norm may be), or the norm so
+ * large that AdamW's moments could be Inf. */
 void run_step(int step, StepResult result);
 
 /* Prints and reports an evaluation's loss (evaluation.h). */
