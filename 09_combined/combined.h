@@ -20,8 +20,8 @@ extern int64_t C;                   /* tokens per sequence chunk; rows go chunk 
 extern int local_chunks;            /* sequence chunks on this rank, of each sequence */
 extern int in_flight;               /* micro-batches whose activations are stored at once */
 
-/* BlockActs, which ring.c and pipeline.c take from here. A program that has these two files with blocks of its own
- * names its header first. */
+/* BlockActs, for ring.c and pipeline.c too. A program that compiles these two files with blocks of its own defines
+ * BLOCK_ACTS first. */
 #ifndef BLOCK_ACTS
 #define BLOCK_ACTS "block_acts.h"
 #endif

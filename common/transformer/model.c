@@ -72,6 +72,7 @@ static void add(Layout *l, int unit, Placement at, bool local, ParamInfo p)
 
 static ModelTable gpt_neox(Config c)
 {
+    enum { DOWN_BIAS = 5, UP_WEIGHT = 9 };      /* places in .block */
     const int64_t H = c.hidden, D = H / c.heads, F = c.experts ? c.expert_width : 4 * H;
     const double std = 0.02, into_residual = 0.02 / sqrt(2.0 * c.layers);
     ModelTable t = {
@@ -101,9 +102,9 @@ static ModelTable gpt_neox(Config c)
             {"dense_4h_to_h.weight", VIEW(ExpertParams, down_weight), H, F, .col_group = 1, .std = into_residual},
             {"dense_4h_to_h.bias", VIEW(ExpertParams, down_bias), H}}};
 
-    if (c.experts) {                            /* the router in place of down_bias; the experts have the MLP's rows */
-        t.block[5] = (ParamInfo){"mlp.gate.weight", VIEW(BlockParams, router), c.experts, H, .std = std};
-        t.block[9].name = NULL;
+    if (c.experts) {                            /* the router, but no MLP: each expert is one */
+        t.block[DOWN_BIAS] = (ParamInfo){"mlp.gate.weight", VIEW(BlockParams, router), c.experts, H, .std = std};
+        t.block[UP_WEIGHT].name = NULL;
     }
     return t;
 }

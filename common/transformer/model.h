@@ -49,14 +49,14 @@ typedef struct {
     int64_t first_row, first_col;   /* the rectangle's, in the full parameter */
     int64_t local_rows, local_cols;
     Range range;                    /* its elements in the layout; count 0: not on this rank */
-    double mean, std;         /* mean and standard deviation of the initial weights */
+    double mean, std;               /* mean and standard deviation of the initial weights */
     bool owned, decay;              /* this rank owns it; it is subject to weight decay */
 } ParamInfo;
 
-/* The parameters that a model consists of. An entry has a name, VIEW(the struct, its tensor there), rows, cols (0:
- * it is a vector), its row_group or col_group, and the mean and std of its initial weights; layout_create sets the
- * rest. A list ends with an entry without a name, so block has at most 15. It is also the order in the layout: in a
- * block, parameters that are not split come first. */
+/* The parameters that a model consists of. An entry has a name, VIEW(the struct, its tensor there), rows, cols (0: it
+ * is a vector), its row_group or col_group, and the mean and std of its initial weights; layout_create_of sets the
+ * rest. A list ends with an entry without a name, so a block has at most 15 parameters. They lie in the layout in the
+ * order of the list; those of a block that are not split must come first. */
 #define VIEW(Struct, tensor) #tensor, offsetof(Struct, tensor)
 typedef struct {
     const char *layers, *experts;   /* "norm.weight" of block 3 is called LAYERS.3.norm.weight, of its expert 0
