@@ -35,7 +35,9 @@
 /* ==== The laboratory: run, around the training step ==== */
 
 #include "run/outputs.h"                /* output files: complete or absent */
+#include "run/json.h"                   /* JSON files */
 #include "run/safetensors.h"            /* tensors in files */
+#include "run/saved_steps.h"            /* a directory of checkpoints: step-N and latest */
 #include "run/checkpoint.h"             /* the full model in files */
 #include "run/command_line.h"           /* options: parsing, --help */
 #include "run/prediction.h"             /* predicted memory and traffic, compared with the machine and the counts */

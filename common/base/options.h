@@ -26,6 +26,7 @@ typedef struct {
     int eval_every;                         /* steps; 0: never */
     const char *save, *load;                /* directories; NULL: none */
     int save_every;                         /* steps; 0: at the end only */
+    int keep;                               /* checkpoints, the last ones */
     const char *metrics, *report, *trace, *dump_gradients;     /* files; NULL: none */
     const char *timeline;                   /* "", a step, or FILE.svg; NULL: none */
     CommChoice comm;

@@ -1,6 +1,5 @@
 #include "checkpoint.h"
 
-#include <cjson/cJSON.h>
 #include <errno.h>
 #include <math.h>
 #include <stdio.h>
@@ -13,12 +12,13 @@
 #include "../transformer/data.h"
 #include "../base/error.h"
 #include "../base/formats.h"
-#include "outputs.h"
 #include "../base/print.h"
+#include "json.h"
 #include "safetensors.h"
+#include "saved_steps.h"
 
-static const char *const files[] = {"model.safetensors", "config.json", "optimizer.safetensors", "trainer.json", NULL};
-enum { MODEL, CONFIG, OPTIMIZER, TRAINER };
+static const char *const files[] = {"config.json", "trainer.json", "model.safetensors", "optimizer.safetensors", NULL};
+enum { CONFIG, TRAINER, MODEL, OPTIMIZER };
 
 static const char *path_of(const char *place, int file)
 {
@@ -53,7 +53,7 @@ static void write_shards(const Safetensors *file, int first, const AdamW *optimi
     for (int i = 0; i < optimizer->count; i++) {
         const ParamShard *shard = &optimizer->shards[i];
         const Tensor t = which_of(shard, which);
-        real *host = host_alloc(tensor_count(t) * sizeof *host, file->path);
+        real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
         tensor_to_host(host, t);
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);)
             if (s.param->owned)
@@ -69,10 +69,11 @@ static const SafeTensor *find(const Safetensors *file, const char *prefix, const
     const SafeTensor *t = safetensors_find(file, name);
 
     if (!t)
-        fail("%s: expected a tensor %s, which is not there", file->path, name);
+        fail("%s%s: expected a tensor %s, which is not there", file->file->path,
+             file->files > 1 ? format_text(" and %d other files", file->files - 1) : "", name);
     if (t->dims != (p->vector ? 1 : 2) || t->shape[0] != p->rows || (!p->vector && t->shape[1] != p->cols))
-        fail("%s: %s has %d dimensions, the first %lld; expected (%lld, %lld)", file->path, name, t->dims,
-             (long long)t->shape[0], (long long)p->rows, (long long)p->cols);
+        fail("%s: %s has %d dimensions, the first %lld; expected (%lld, %lld)", safetensors_path(file, t), name,
+             t->dims, (long long)t->shape[0], (long long)p->rows, (long long)p->cols);
     return t;
 }
 
@@ -85,13 +86,14 @@ static void read_shards(const Safetensors *file, const char *prefix, const AdamW
         real *host = host_alloc(tensor_count(t) * sizeof *host, "a checkpoint");
         for (Segment s = {0}; layout_next(optimizer->layout, (Range){shard->first, tensor_count(t)}, &s);) {
             const SafeTensor *tensor = find(file, prefix, s.param);
-            double *numbers = host_alloc(s.count * sizeof *numbers, file->path);
+            double *numbers = host_alloc(s.count * sizeof *numbers, tensor->name);
             safetensors_read(file, tensor, s.in_full, s.count, numbers);
             for (int64_t k = 0; k < s.count; k++) {
                 const real x = host[s.in_range + k] = numbers[k];
                 if (!isfinite(x) || (which == MOMENT_V && x < 0))
-                    fail("%s: %s has %g at element %lld, but a finite number%s is needed", file->path, tensor->name, x,
-                         (long long)(s.in_full + k), which == MOMENT_V ? " of at least 0" : "");
+                    fail("%s: %s has %g at element %lld, but a finite number%s is needed",
+                         safetensors_path(file, tensor), tensor->name, x, (long long)(s.in_full + k),
+                         which == MOMENT_V ? " of at least 0" : "");
             }
             free(numbers);
         }
@@ -101,33 +103,6 @@ static void read_shards(const Safetensors *file, const char *prefix, const AdamW
 }
 
 /* ---- JSON ---- */
-
-static void json_write(const char *path, cJSON *json)
-{
-    char *text = cJSON_Print(json);
-    FILE *f = fopen(path, "w");
-
-    if (!f || fputs(text, f) < 0 || fflush(f) || fsync(fileno(f)) || fclose(f))
-        fail("%s could not be written: %s", path, strerror(errno));
-    free(text);
-    cJSON_Delete(json);
-}
-
-static cJSON *json_read(const char *path)
-{
-    FILE *f = fopen(path, "r");
-    char *text = NULL;
-    size_t capacity = 0;
-
-    if (!f)
-        fail("%s: %s", path, strerror(errno));
-    cJSON *json = getdelim(&text, &capacity, 0, f) > 0 ? cJSON_Parse(text) : NULL;
-    if (!cJSON_IsObject(json))
-        fail("%s: not a JSON object", path);
-    free(text);
-    fclose(f);
-    return json;
-}
 
 /* The configuration from which Hugging Face builds the same model; with experts, in Mixtral's words. */
 static cJSON *config_json(Config c)
@@ -151,17 +126,6 @@ static cJSON *config_json(Config c)
         cJSON_AddNumberToObject(json, "num_experts_per_tok", c.top_k);
     }
     return json;
-}
-
-static int64_t json_integer(const cJSON *json, const char *path, const char *name)
-{
-    const cJSON *item = cJSON_GetObjectItemCaseSensitive(json, name);
-
-    if (!cJSON_IsNumber(item) || item->valuedouble < 0 || item->valuedouble > 0x1p53
-        || item->valuedouble != floor(item->valuedouble))
-        fail("%s: \"%s\": expected an integer from 0 to 2^53, got %s", path, name,
-             item ? cJSON_PrintUnformatted(item) : "nothing");
-    return item->valuedouble;
 }
 
 /* The keys of config.json that change what the model computes, and the options that set a run's. A key that is missing,
@@ -221,31 +185,49 @@ static cJSON *trainer_json(const TrainState *s, int64_t updates, int argc, char 
 
 /* ---- Saving ---- */
 
-void checkpoint_claim(const char *directory, Config config)
+static bool same_directory(const char *a, const char *b)
 {
-    const int64_t model = model_parameters(config) * sizeof(real);
+    struct stat x, y;
 
-    if (comm_rank(world) == 0)
-        directory_claim(directory, files, 3 * model, 2 * model);        /* the weights, and two moments in one file */
+    return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
+}
+
+bool checkpoint_claim(const char *directory, Config config, const TrainState *loaded)
+{
+    const int64_t model = model_parameters(config) * sizeof(real), latest = saved_steps_latest(directory);
+    const bool goes_on = latest >= 0 && loaded->place && same_directory(loaded->place, saved_step(directory, latest));
+    int64_t copies = options.save_every ? 1 + options.steps / options.save_every : 1;
+
+    if (latest >= 0 && !goes_on)
+        fail("--save %s: it has step %lld, and this run does not go on from there: --load %s does; or take another "
+             "directory", directory, (long long)latest, directory);
+    if (copies > options.keep + 1)
+        copies = options.keep + 1;              /* the last one is removed after the next one is complete */
+    if (goes_on)
+        copies = 1;
+    comm_barrier(world);                        /* all ranks have looked */
+    if (comm_rank(world) == 0)                  /* the weights, and two moments in one file */
+        saved_steps_claim(directory, copies * 3 * model, 2 * model);
+    comm_barrier(world);
+    if (access(format_text("%s/lock", directory), F_OK))
+        fail("--save %s: rank 0 has created a file there, which is missing here: all machines must share the directory",
+             directory);
+    return goes_on;
 }
 
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv)
 {
     const int count = optimizer->layout->parameters;
     SafeTensor *tensors = host_alloc(2 * count * sizeof *tensors, "names");
-    char *tmp = directory_beside(directory, ".tmp");
+    char *place = saved_step(directory, state.step);
 
-    if (comm_rank(world) == 0) {
-        if (mkdir(tmp, 0755) && errno != EEXIST)
-            fail("--save %s: cannot create %s: %s", directory, tmp, strerror(errno));
-        json_write(path_of(tmp, CONFIG), config_json(optimizer->layout->config));
-        json_write(path_of(tmp, TRAINER), trainer_json(&state, optimizer->step, argc, argv));
-    }
-    comm_barrier(world);                        /* DIR.tmp is there */
+    if (comm_rank(world) == 0)
+        saved_steps_begin(directory, state.step, files);
+    comm_barrier(world);                        /* the directory is there, and empty */
     tensors_of(optimizer->layout, "", tensors);
-    Safetensors model = safetensors_create(path_of(tmp, MODEL), tensors, count);
+    Safetensors model = safetensors_create(path_of(place, MODEL), tensors, count);
     tensors_of(optimizer->layout, "v.", tensors_of(optimizer->layout, "m.", tensors));
-    Safetensors moments = safetensors_create(path_of(tmp, OPTIMIZER), tensors, 2 * count);
+    Safetensors moments = safetensors_create(path_of(place, OPTIMIZER), tensors, 2 * count);
     write_shards(&model, 0, optimizer, PARAMS);
     write_shards(&moments, 0, optimizer, MOMENT_M);
     write_shards(&moments, count, optimizer, MOMENT_V);
@@ -253,26 +235,45 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     safetensors_close(&moments);
 
     comm_barrier(world);                        /* all ranks' shards are on the disk */
-    if (comm_rank(world) == 0)
-        directory_replace(directory, files);
+    if (comm_rank(world) == 0) {
+        json_write(path_of(place, TRAINER), trainer_json(&state, optimizer->step, argc, argv));
+        json_write(path_of(place, CONFIG), config_json(optimizer->layout->config));
+        saved_steps_end(directory, state.step, files, options.keep);
+    }
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
     free(tensors);
-    free(tmp);
+    free(place);
 }
 
 /* ---- Loading ---- */
 
+/* Returns the directory with a checkpoint's files: DIR/step-N that DIR/latest names, or DIR itself. */
+static char *place_of(const char *directory)
+{
+    const int64_t latest = saved_steps_latest(directory);
+    char *place = latest < 0 ? new_text("%s", directory) : saved_step(directory, latest);
+    struct stat s;
+
+    if (stat(directory, &s))
+        fail("--load %s: %s", directory, strerror(errno));
+    if (!S_ISDIR(s.st_mode))
+        fail("--load %s: expected a directory, got a file", directory);
+    if (access(path_of(place, CONFIG), F_OK) == 0)
+        return place;
+    if (latest >= 0)
+        fail("--load %s: %s/latest names step-%lld, but there is no complete checkpoint %s (no config.json); "
+             "--load %s/step-N takes another step", directory, directory, (long long)latest, place, directory);
+    fail("--load %s: it has no complete checkpoint (neither latest nor config.json is there), and no model from "
+         "Hugging Face", directory);
+}
+
 void checkpoint_open(const char *directory, Config config, TrainState *s)
 {
-    const char *path = path_of(directory, TRAINER), *moments = path_of(directory, OPTIMIZER);
-    char *old = directory_beside(directory, ".old"), *end = "?";
+    const char *place = s->place = place_of(directory);
+    const char *path = path_of(place, TRAINER), *moments = path_of(place, OPTIMIZER);
+    char *end = "?";
 
-    if (access(directory, F_OK) && access(old, F_OK))
-        fail("--load %s: there is no such checkpoint", directory);
-    if (access(directory, F_OK))
-        fail("--load %s is missing, but %s holds the save before: mv %s %s", directory, old, old, directory);
-    free(old);
-    config_check(path_of(directory, CONFIG), config);
+    config_check(path_of(place, CONFIG), config);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
         fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",
@@ -293,23 +294,23 @@ void checkpoint_open(const char *directory, Config config, TrainState *s)
         print_rank_0("--data %s: these are not the tokens with which %s was trained\n", options.data, directory);
 }
 
-void checkpoint_load(const char *directory, AdamW *optimizer, const TrainState *state)
+void checkpoint_load(AdamW *optimizer, const TrainState *state)
 {
-    Safetensors model = safetensors_open(path_of(directory, MODEL));
+    Safetensors model = safetensors_open_model(state->place);
 
     read_shards(&model, "", optimizer, PARAMS);
     safetensors_close(&model);
     if (state->weights_only)
         return;
-    Safetensors moments = safetensors_open(path_of(directory, OPTIMIZER));
+    Safetensors moments = safetensors_open(path_of(state->place, OPTIMIZER));
     read_shards(&moments, "m.", optimizer, MOMENT_M);
     read_shards(&moments, "v.", optimizer, MOMENT_V);
     safetensors_close(&moments);
-    optimizer->step = json_integer(state->trainer, path_of(directory, TRAINER), "optimizer_step");
+    optimizer->step = json_integer(state->trainer, path_of(state->place, TRAINER), "optimizer_step");
     for (const SavedValue *k = state->kept; k < state->kept + state->kept_count; k++) {
         const cJSON *x = cJSON_GetObjectItemCaseSensitive(state->trainer, k->name);     /* if its program has it too */
         if (x && (!cJSON_IsNumber(x) || !(x->valuedouble >= 0) || !isfinite(x->valuedouble)))
-            fail("%s/%s: \"%s\": expected a number of at least 0, got %s", directory, files[TRAINER], k->name,
+            fail("%s: \"%s\": expected a number of at least 0, got %s", path_of(state->place, TRAINER), k->name,
                  cJSON_PrintUnformatted(x));
         if (x)
             *k->value = x->valuedouble;

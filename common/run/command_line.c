@@ -58,12 +58,14 @@ static const struct {
     {FILES, {"data", OPTION_TEXT, &options.data,
              "text, one token per byte; or tokens if with llm.c's header, or named *.bin: uint16, uint32 if "
              "--vocab exceeds 65536; by default this project's own text", "FILE"}},
-    {FILES, {"save", OPTION_TEXT, &options.save, "checkpoint to write at the end and when interrupted; room and rights "
-             "are tried at the start", "DIR"}},
+    {FILES, {"save", OPTION_TEXT, &options.save, "where to write checkpoints, each as DIR/step-N, at the end and when "
+             "interrupted; room and rights are tried at the start", "DIR"}},
     {FILES, {"save-every", OPTION_INT, &options.save_every, "steps between checkpoints; 0: at the end only", "N", 0,
              1e9}},
-    {FILES, {"load", OPTION_TEXT, &options.load, "checkpoint to resume from, of any program with this model; or a "
-            "GPT-NeoX model from Hugging Face's save_pretrained", "DIR"}},
+    {FILES, {"keep", OPTION_INT, &options.keep, "checkpoints to keep in DIR: the last N", "N", 1, 1e6}},
+    {FILES, {"load", OPTION_TEXT, &options.load, "what to resume from, of any program with this model: the last "
+             "checkpoint that --save DIR completed, or one, DIR/step-N; or a GPT-NeoX model from Hugging Face's "
+             "save_pretrained", "DIR"}},
     {FILES, {"metrics", OPTION_TEXT, &options.metrics, "CSV with a row per step; --load appends to it", "FILE"}},
     {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},

@@ -90,12 +90,13 @@ static void open_files(void)
     output_check("report", options.report, "{\"ranks\": [");
     output_check("trace", options.trace, "{\"name\":\"process_name\"");
     output_check("dump-gradients", options.dump_gradients, "\"batch.inputs\":");
-    if (options.save)
-        checkpoint_claim(options.save, options.config);
     state.seed = options.seed;
     if (options.load)
         checkpoint_open(options.load, options.config, &state);
     options.seed = state.seed;
+    comm_check_same("--load", state.step);      /* another run may save there now */
+    if (options.save && checkpoint_claim(options.save, options.config, &state))
+        run.saved_step = state.step;
     comm_check_same("--data", data_file.hash);
 }
 
@@ -204,7 +205,7 @@ int run_load(AdamW *optimizer)
     for (int i = 0; i < optimizer->count && !options.load; i++)
         params_init(optimizer->layout, optimizer->shards[i].first, optimizer->shards[i].params, options.seed);
     if (options.load)
-        checkpoint_load(options.load, optimizer, &state);
+        checkpoint_load(optimizer, &state);
     metrics_open(&state);
     run.optimizer = optimizer;
     run.first_step = state.step;

@@ -15,19 +15,28 @@ typedef struct {
     int dims;                       /* 0: a scalar, one element */
     int64_t shape[4];               /* of more dimensions the first four */
     int64_t first_byte, bytes;      /* first_byte counts from the start of the file */
+    int file;                       /* its file's index in Safetensors' `file` */
 } SafeTensor;
 
 typedef struct {
-    char *path;
-    int file;
-    bool written;                   /* by this program */
-    int count;
+    int count, files;
     SafeTensor *tensors;
+    struct SafeFile {
+        char *path;
+        int descriptor;
+    } *file;                        /* a large model is in several */
+    bool written;                   /* by this program */
 } Safetensors;
 
-/* Opens a file. Checks that each tensor has the bytes of its dtype and shape, after the header and within the file. */
+/* Opens a file. Fails as the format's reference implementation does: unless each tensor has the bytes of its dtype and
+ * shape, the tensors' bytes follow each other and are all of the file after its header, and no two have one name. */
 Safetensors safetensors_open(const char *path);
+
+/* Opens the model that save_pretrained wrote to a directory: model.safetensors, or each tensor from the file that
+ * model.safetensors.index.json names for it. */
+Safetensors safetensors_open_model(const char *directory);
 const SafeTensor *safetensors_find(const Safetensors *s, const char *name);     /* NULL: not there */
+const char *safetensors_path(const Safetensors *s, const SafeTensor *t);        /* the file that has this tensor */
 
 /* Reads `count` elements from element `first` on, of F64, F32, F16, BF16 or I64; other types cannot be read. */
 void safetensors_read(const Safetensors *s, const SafeTensor *t, int64_t first, int64_t count, double *to);

@@ -78,7 +78,7 @@ static void files_are_read_back(void **state)
 
     write_all();
     Safetensors s = safetensors_open(path);
-    assert_true(pread(s.file, &begin, sizeof begin, 0) > 0 && begin.length % 8 == 0);
+    assert_true(pread(s.file->descriptor, &begin, sizeof begin, 0) > 0 && begin.length % 8 == 0);
     assert_memory_equal(begin.text, header, strlen(header));
     assert_int_equal(s.count, TENSORS);
     assert_null(safetensors_find(&s, "f"));
@@ -108,7 +108,7 @@ static void foreign_files_are_read(void **state)
         TENSOR("unknown", "F128_OF_ANOTHER_TIME", "[1]", "[12,28]") "," TENSOR("deep", "F32", "[1,1,1,1,1]", "[28,32]")
         "," TENSOR(NAME_OF_96, "F32", "[1]", "[32,36]") "," TENSOR("\\u00fc", "F64", "[]", "[36,44]") ","
         TENSOR("empty", "F32", "[0,5]", "[8,8]") "}   ";
-    static const char *const names[] = {"b", "fp8", "unknown", "deep", NULL, "\u00fc", "empty"};
+    static const char *const names[] = {"fp8", "empty", "b", "unknown", "deep", NULL, "\u00fc"};     /* by place */
     double two[2] = {1, 1};
 
     write_header(strlen(header), header, 44);
@@ -118,8 +118,8 @@ static void foreign_files_are_read(void **state)
         assert_true(!names[i] || safetensors_find(&s, names[i]) == &s.tensors[i]);
     const SafeTensor *b = safetensors_find(&s, "b");
     assert_int_equal(b->first_byte, 8 + strlen(header) + 8);
-    assert_true(s.tensors[6].bytes == 0 && s.tensors[3].dims == 5 && s.tensors[5].dims == 0 && s.tensors[5].bytes == 8);
-    assert_string_equal(s.tensors[1].dtype, "F8_E4M3");
+    assert_true(s.tensors[1].bytes == 0 && s.tensors[4].dims == 5 && s.tensors[6].dims == 0 && s.tensors[6].bytes == 8);
+    assert_string_equal(s.tensors[0].dtype, "F8_E4M3");
     safetensors_read(&s, b, 0, 2, two);
     assert_true(two[0] == 0 && two[1] == 0);
     safetensors_close(&s);
@@ -134,9 +134,15 @@ static const struct {
 } hostile[] = {
     {"", 0, "no JSON object"},
     {"{\"a\":\"\\", 0, "no JSON object"},
-    {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", 7, "a takes 8 bytes by dtype and shape, but has bytes"},
+    {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", 7, "its header describes 70 bytes, but it has only 69: was a copy or"},
+    {"{" TENSOR("a", "F32", "[2]", "[0,8]") "}", 9, "its header describes 70 bytes, but it has 71"},
+    {"{" TENSOR("a", "F32", "[2]", "[0,4]") "}", 4, "a takes 8 bytes by dtype and shape, but has bytes 62 to 66"},
+    {"{" TENSOR("a", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "two tensors are named a"},
+    {"{" TENSOR("b", "F32", "[1]", "[0,4]") "," TENSOR("a", "F32", "[1]", "[8,12]") "}", 12, "a begins at byte "},
+    {"{" TENSOR("b", "F32", "[2]", "[0,8]") "," TENSOR("a", "F32", "[2]", "[4,12]") "}", 12, "neither gaps nor over"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 8, "a begins at byte "},
     {"{" TENSOR("a", "F16", "[3]", "[0,12]") "}", 12, "a takes 6 bytes"},
-    {"{" TENSOR("a", "F32", "[1]", "[9007199254740987,9007199254740991]") "}", 4, "a takes 4 bytes"},
+    {"{" TENSOR("a", "F32", "[1]", "[9007199254740987,9007199254740991]") "}", 4, "a begins at byte 90071992547410"},
     {"{" TENSOR("a", "F64", "[4294967296,4294967296,4294967296]", "[0,0]") "}", 0, "a takes 6338253001141147"},
     {"{" TENSOR("a", "F64", "[2305843009213693952]", "[0,0]") "}", 0, "a: shape and data_offsets must be integers"},
     {"{" TENSOR("a", "F32", "[-1,-1]", "[0,4]") "}", 4, "must be integers"},
@@ -146,7 +152,7 @@ static const struct {
     {"{\"a\":{\"dtype\":\"F32\",\"shape\":[1]}}", 4, "must be integers"},
     {"{\"a\":3}", 0, "must be integers"},
     {"{" TENSOR("a", "U8", "[1]", "[4,0]") "}", 4, "a takes"},
-    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 4, "a takes 4 bytes"},
+    {"{" TENSOR("a", "F32", "[1]", "[4,8]") "}", 4, "a begins at byte"},
 };
 
 static void open_it(const void *at)
@@ -188,6 +194,7 @@ static void write_too_much(const void *at)
 static void failures_are_said(void **state)
 {
     static const char fp8[] = "{" TENSOR("a", "F8_E4M3", "[8]", "[0,8]") "}";
+    static const char pointer[] = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a2146\nsize 12345\n";
     static char deep[1000001] = "{\"a\":";
     struct stat status;
 
@@ -195,6 +202,8 @@ static void failures_are_said(void **state)
         write_header(strlen(hostile[i].header), hostile[i].header, hostile[i].data_bytes);
         assert_fails(open_it, path, hostile[i].words);
     }
+    write_file("x.safetensors", pointer, strlen(pointer));
+    assert_fails(open_it, path, "this is Git LFS's pointer to the file, not the file itself; git lfs pull");
     write_header(strlen(fp8), fp8, 8);
     assert_fails(read_fp8, path, "a has type F8_E4M3; these programs read F64, F32, F16, BF16 and I64");
     memset(deep + 5, '[', sizeof deep - 6);
@@ -218,10 +227,60 @@ static void failures_are_said(void **state)
     assert_fails(write_too_much, path, "cannot be written: File too large");
 }
 
+/* ---- A model in several files ---- */
+
+static const char *const indices[][2] = {           /* model.safetensors.index.json; its error, or NULL */
+    {"{\"weight_map\": {\"a\": \"1.safetensors\", \"b\": \"2.safetensors\"}}", NULL},
+    {"{\"weight_map\": {\"a\": \"1.safetensors\", \"c\": \"2.safetensors\"}}",
+     "c should be in 2.safetensors, which does not have it"},
+    {"{\"weight_map\": {\"b\": \"../2.safetensors\"}}", "b: expected the name of a file beside it, got \"../2"},
+    {"{\"weight_map\": {\"b\": 2}}", "b: expected the name of a file beside it, got 2"},
+    {"{\"weight_map\": {\"a\": \"3.safetensors\"}}", "3.safetensors: No such file"},
+    {"[]", "not a JSON object"},
+};
+
+static void open_model(const void *directory)
+{
+    safetensors_open_model(directory);
+}
+
+/* Each tensor comes from the file that the index names, though another file has one of this name. */
+static void models_in_several_files(void **state)
+{
+    static const SafeTensor in_file[2][2] = {{{.name = "a", .dtype = "F64"}, {.name = "b", .dtype = "F64"}},
+                                             {{.name = "b", .dtype = "F64"}, {.name = "a", .dtype = "F64"}}};
+    const char *directory = temporary();
+    double x;
+
+    run_well("rm -f model.safetensors");
+    for (int f = 0; f < 2; f++) {
+        Safetensors s = safetensors_create(in_temporary("%d.safetensors", f + 1), in_file[f], 2);
+        for (int i = 0; i < 2; i++)
+            safetensors_write(&s, &s.tensors[i], 0, 1, &(double){10 * f + i});
+        safetensors_close(&s);
+    }
+    for (size_t i = 0; i < sizeof indices / sizeof *indices; i++) {
+        write_file("model.safetensors.index.json", indices[i][0], strlen(indices[i][0]));
+        if (indices[i][1])
+            assert_fails(open_model, directory, indices[i][1]);
+        if (indices[i][1])
+            continue;
+        Safetensors s = safetensors_open_model(directory);
+        assert_int_equal(s.count, 2);
+        for (int k = 0; k < 2; k++) {
+            safetensors_read(&s, safetensors_find(&s, k ? "b" : "a"), 0, 1, &x);
+            assert_true(x == (k ? 10 : 0));
+        }
+        safetensors_close(&s);
+    }
+    run_well("rm model.safetensors.index.json");
+    assert_fails(open_model, directory, "it has neither model.safetensors nor model.safetensors.index.json");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(files_are_read_back), cmocka_unit_test(foreign_files_are_read),
-                                       cmocka_unit_test(failures_are_said)};
+                                       cmocka_unit_test(failures_are_said), cmocka_unit_test(models_in_several_files)};
 
     path = in_temporary("x.safetensors");
     return cmocka_run_group_tests_name("safetensors", tests, NULL, NULL);

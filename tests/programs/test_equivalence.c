@@ -244,7 +244,7 @@ static void compare_with_01(const Configuration *l)
     static const char *const counts[] = {"step", "tokens", "optimizer_step"};
     static int calls;
     const int first = calls++ % 2 ? BEFORE : 0;         /* the step from which it resumes */
-    char base[128], command[2048];
+    char base[128], last[132], command[2048];
     const int steps = last_step();
     double is[MOST_STEPS], want[MOST_STEPS];
 
@@ -256,12 +256,13 @@ static void compare_with_01(const Configuration *l)
     run_well("%s --check --dump-gradients row.safetensors --metrics row.csv --report row.json --save row", command);
 
     compare_file(l, command, "row.safetensors", in_temporary("%s/%d.safetensors", base, first != 0), 0);
-    compare_file(l, command, "row/model.safetensors", in_temporary("%s/1/model.safetensors", base), 1);
-    compare_file(l, command, "row/optimizer.safetensors", in_temporary("%s/1/optimizer.safetensors", base), 1);
-    run_well("cmp row/config.json %s/1/config.json", base);
+    snprintf(last, sizeof last, "%s/1", base);
+    compare_file(l, command, saved("row", "model.safetensors"), saved(last, "model.safetensors"), 1);
+    compare_file(l, command, saved("row", "optimizer.safetensors"), saved(last, "optimizer.safetensors"), 1);
+    run_well("cmp %s %s", saved("row", "config.json"), saved(last, "config.json"));
     for (int k = 0; k < 3; k++)
-        assert_true(json_number("row/trainer.json", "%s", counts[k])
-                    == json_number(in_temporary("%s/1/trainer.json", base), "%s", counts[k]));
+        assert_true(json_number(saved("row", "trainer.json"), "%s", counts[k])
+                    == json_number(saved(last, "trainer.json"), "%s", counts[k]));
     for (int k = 0; k < (l->model ? 4 : 2); k++) {
         assert_int_equal(read_column("row.csv", columns[k], is, MOST_STEPS), steps - first);
         assert_int_equal(read_column(in_temporary("%s/m.csv", base), columns[k], want, MOST_STEPS), steps);

@@ -88,15 +88,15 @@ static void the_update_needs_no_host(void **state)
         run_well(FUSED " " SHAPE " --fuse adamw %s --data %s --steps 30 --save a --metrics a.csv", cases[i],
                  token_file(20000, 97));
         run_well(MIXED " " SHAPE " %s --data %s --steps 30 --save b", cases[i], token_file(20000, 97));
-        run_well("cmp a/model.safetensors b/model.safetensors");
-        run_well("cmp a/optimizer.safetensors b/optimizer.safetensors");
+        run_well("cmp a/step-30/model.safetensors b/step-30/model.safetensors");
+        run_well("cmp a/step-30/optimizer.safetensors b/step-30/optimizer.safetensors");
         assert_int_equal(read_column("a.csv", "grad_norm", norm, 30), 30);
         for (int s = 0; s < 30; s++) {
             steps -= !isfinite(norm[s]);
             assert_true(i != 1 || norm[s] > 0.1);
         }
         assert_true(i ? steps == 30 : steps > 5 && steps < 28);
-        assert_true(json_number("a/trainer.json", "optimizer_step") == steps);
+        assert_true(json_number("a/step-30/trainer.json", "optimizer_step") == steps);
         run_well("rm -r a b");
     }
 }

@@ -110,7 +110,7 @@ static void an_overflow_skips_its_step(void **state)
     /* resumed with --loss-scale-growth 3 after 4 clean steps: the scale doubles at once */
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 4 --loss-scale 8 --save clean");
     run_well(MIXED " " SHAPE " --dtype fp16 --steps 5 --loss-scale-growth 3 --load clean --save clean");
-    assert_true(json_number("clean/trainer.json", "loss_scale") == 16);
+    assert_true(json_number("clean/step-5/trainer.json", "loss_scale") == 16);
     /* doubled after --loss-scale-growth clean steps, counted anew from then and from an overflow; with 0 never */
     for (int g = 0; g < 5; g += 4) {
         run_well("rm -f g.csv");
@@ -143,11 +143,12 @@ static void checkpoints_cross(void **state)
         run_well(MIXED " " SHAPE " %s %s %s --seed 7 --steps 6 --save six", types[i].options, scale, growth);
         run_well(MIXED " " SHAPE " %s %s %s --seed 7 --steps 3 --save three%d", types[i].options, scale, growth, i);
         run_well(MIXED " " SHAPE " %s %s --steps 6 --load three%d --save more", types[i].options, growth, i);
-        run_well("cmp six/model.safetensors more/model.safetensors");
-        run_well("cmp six/optimizer.safetensors more/optimizer.safetensors");
+        run_well("cmp six/step-6/model.safetensors more/step-6/model.safetensors");
+        run_well("cmp six/step-6/optimizer.safetensors more/step-6/optimizer.safetensors");
         if (fp16)
-            assert_true(json_number("six/trainer.json", "loss_scale")
-                        == json_number("more/trainer.json", "loss_scale"));
+            assert_true(json_number("six/step-6/trainer.json", "loss_scale")
+                        == json_number("more/step-6/trainer.json", "loss_scale"));
+        run_well("rm -r six more");
     }
     for (int from = 0; from < TYPES; from++) {
         double want, loss;

@@ -17,6 +17,7 @@
 #include "../../common/base/device.h"
 #include "../../common/base/error.h"
 #include "../../common/run/safetensors.h"
+#include "../../common/run/saved_steps.h"
 
 /* ---- Files ---- */
 
@@ -84,6 +85,13 @@ void add_text(char *text, size_t size, const char *format, ...)
 static const char *place_of(const char *file)
 {
     return *file == '/' ? file : in_temporary("%s", file);
+}
+
+const char *saved(const char *directory, const char *file)
+{
+    const int64_t step = saved_steps_latest(place_of(directory));
+
+    return in_temporary("%s/step-%lld/%s", directory, (long long)step, file);
 }
 
 #define SEED 88172645463325252u

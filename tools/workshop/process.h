@@ -32,6 +32,9 @@ int read_column(const char *file, const char *column, double *values, int most);
 
 char *read_file(const char *file);      /* returns the text of a file; the caller frees it */
 
+/* Returns the path of a file of the checkpoint that DIR/latest names. If there is none, no such file exists. */
+const char *saved(const char *directory, const char *file);
+
 /* Returns a number in a JSON file, by a path like "ranks.0.memory.activations.measured". Fails if it is missing. */
 double json_number(const char *file, const char *format, ...) __attribute__((format(printf, 2, 3)));
 

@@ -78,6 +78,8 @@ typedef struct {
 static Run run_case(const char *command, const Case *c, const Shape *s)
 {
     struct stat metrics = {0};
+
+    run_well("rm -rf saved");
     Run r = {.result = run("%s %s --save saved --check --timeout 20 --dump-gradients g.safetensors --metrics m.csv "
                            "--report r.json --trace t.json", command, task(c, s))};
 

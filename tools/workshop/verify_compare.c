@@ -27,12 +27,12 @@ bool near(double a, double b, double most)
 
 const char *saved_file(const char *directory, const char *name)
 {
-    return in_temporary("%s/%s.safetensors", directory, name);
+    return saved(directory, format_text("%s.safetensors", name));
 }
 
 double saved_number(const char *directory, const char *name)
 {
-    const char *file = in_temporary("%s/trainer.json", directory);
+    const char *file = saved(directory, "trainer.json");
 
     return access(file, F_OK) ? NAN : json_number(file, "%s", name);
 }
@@ -58,10 +58,9 @@ static const char *reference_program(void)
 /* Multiplies the tensors of a checkpoint whose names have these words. */
 static void enlarge(const char *directory, const char *words, double factor)
 {
-    char path[300];
+    const char *path = format_text("%s/step-%d/model.safetensors", directory, TRAINED);
     double x;
 
-    snprintf(path, sizeof path, "%s/model.safetensors", directory);
     Safetensors s = safetensors_open(path);
     const int f = open(path, O_RDWR);
     for (int i = 0; i < s.count; i++)

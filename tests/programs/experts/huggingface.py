@@ -5,7 +5,7 @@ replaced. Prints its loss on the batch of a --dump-gradients file, and how far i
     python3 -m venv /tmp/hf && /tmp/hf/bin/pip install torch transformers safetensors
     build/cpu64/10_expert_parallel --preset tiny --steps 20 --save mixture
     build/cpu64/10_expert_parallel --preset tiny --steps 21 --load mixture --balance 0 --dump-gradients g.safetensors
-    /tmp/hf/bin/python tests/programs/experts/huggingface.py mixture g.safetensors 1.25          the last is --capacity
+    /tmp/hf/bin/python tests/programs/experts/huggingface.py mixture/step-20 g.safetensors 1.25  the last is --capacity
 
 Hugging Face computes rotary positions in float32, so even in float64 gradients differ by about 2e-9.
 """
