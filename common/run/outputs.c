@@ -2,6 +2,7 @@
 
 #include <errno.h>
 #include <string.h>
+#include <sys/file.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -36,10 +37,15 @@ void output_check(const char *option, const char *path, const char *beginning)
 
 FILE *output_open(const char *option, const char *path, bool first)
 {
-    FILE *f = fopen(path, first && is_file(path) ? "w" : "a");
+    const bool file = is_file(path);
+    FILE *f = fopen(path, "a");
 
     if (!f)
         fail("--%s %s cannot be written: %s", option, path, strerror(errno));
+    if (file && flock(fileno(f), LOCK_EX | LOCK_NB) && errno == EWOULDBLOCK)    /* some file systems have no locks */
+        fail("--%s %s: another run is writing to it; use another name", option, path);
+    if (file && first && ftruncate(fileno(f), 0))
+        fail("--%s %s cannot be emptied: %s", option, path, strerror(errno));
     return f;
 }
 

@@ -9,8 +9,9 @@
  * such outputs do. path may be NULL: no output. */
 void output_check(const char *option, const char *path, const char *beginning);
 
-/* Opens `path` to append to it. The first rank to write empties the file; a stream or link, such as /dev/stdout, stays
- * as it is. output_close fails if something could not be written. */
+/* Opens `path` to append to it, and locks it until it is closed: fails if another run has it open. The first rank to
+ * write empties the file; a stream or link, such as /dev/stdout, stays as it is. output_close fails if something could
+ * not be written. */
 FILE *output_open(const char *option, const char *path, bool first);
 void output_close(const char *option, const char *path, FILE *f);
 

@@ -37,22 +37,44 @@ static struct {
     bool differs;                       /* memory or traffic differed from the prediction */
 } run = {.matmul_dtype = REAL, .saved_step = -1};
 
-static const int signals[] = {SIGINT, SIGTERM, SIGUSR1};        /* Open MPI's mpiexec and Slurm send on SIGUSR1 */
+/* Open MPI's mpiexec and Slurm send on SIGUSR1. A closed terminal sends SIGHUP, and a closed pipe, as of "| head",
+ * SIGPIPE. */
+static const int signals[] = {SIGINT, SIGTERM, SIGUSR1, SIGHUP, SIGPIPE};
+enum { SIGNALS = sizeof signals / sizeof *signals };
 static volatile sig_atomic_t stopped_by;
 
 /* ---- The start ---- */
 
 /* The first signal ends the run after its step; a later one ends it at once. A terminal and mpiexec may both send the
- * first one. */
+ * first one. All that is printed to a closed pipe sends SIGPIPE again. */
 static void on_signal(int signal_number)
 {
     static double first;
 
-    if (stopped_by && clock_seconds() > first + 0.5)
+    if (stopped_by && signal_number != SIGPIPE && clock_seconds() > first + 0.5)
         _exit(128 + signal_number);
     if (!stopped_by)
         first = clock_seconds();
     stopped_by = signal_number;
+}
+
+/* nohup has a program ignore SIGHUP. But UCX, a library of some MPIs, takes that signal for its own debugging when it
+ * is loaded. So this looks before any library starts. */
+static bool nohup;
+
+static void look_for_nohup(void)
+{
+    struct sigaction at_start;
+
+    nohup = sigaction(SIGHUP, NULL, &at_start) == 0 && at_start.sa_handler == SIG_IGN;
+}
+
+__attribute__((section(".preinit_array"), used)) static void (*const before_libraries)(void) = look_for_nohup;
+
+static void set_signals(void (*handler)(int))
+{
+    for (int i = 0; i < SIGNALS; i++)
+        signal(signals[i], nohup && signals[i] == SIGHUP ? SIG_IGN : handler);
 }
 
 /* FNV-1a over the arguments and the build. */
@@ -143,8 +165,7 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */
     options_parse(summary, argc, argv, more);
     print_enable(comm_rank(world) == 0 && !options.quiet);
-    for (int i = 0; i < 3; i++)
-        signal(signals[i], on_signal);
+    set_signals(on_signal);
     signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
     const char *carrier = comm_choose();
     device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
@@ -245,11 +266,15 @@ bool run_continues(int step)
         run.step_began = clock_seconds();
         return true;
     }
+    if (run.stopping == SIGPIPE) {              /* nobody reads on */
+        print_enable(false);
+        clearerr(stdout);
+    }
     if (run.stopping)
         print_rank_0("stopped by signal %d after step %d\n", run.stopping, step);
     save();
-    for (int i = 0; i < 3 && !run.stopping; i++)
-        signal(signals[i], SIG_DFL);            /* nothing is left to save */
+    if (!run.stopping)
+        set_signals(SIG_DFL);                   /* nothing is left to save */
     run.differs |= memory_check();
     traffic_print();
     print_rank_0("%s", run.waits);

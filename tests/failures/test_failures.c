@@ -266,6 +266,7 @@ static void signals_stop_all_ranks(void **state)
         {"SIGTERM to mpiexec", SIGTERM, -3, -1},
         {"SIGTERM to rank 1", SIGTERM, 1, 143},
         {"SIGUSR1 to mpiexec", SIGUSR1, -3, -1},
+        {"SIGHUP to rank 0", SIGHUP, 0, 129},
     };
 
     for (size_t i = 0; i < sizeof table / sizeof *table; i++) {

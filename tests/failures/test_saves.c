@@ -1,5 +1,5 @@
 /* Checkpoints as jobs and people treat them: runs that are killed at any point of a save, directories with other files,
- * links, mount points, a second run. Whatever happens, --load resumes from the last
+ * links, mount points, a second run, a closed terminal or pipe. Whatever happens, --load resumes from the last
  * checkpoint that was complete.
  */
 #include <math.h>
@@ -83,6 +83,15 @@ static void other_runs_are_refused(void **state)
     expect(run("sh -c '" ONE " --steps 1000000 --save held & p=$!; until test -e held/lock; do sleep .01; done; " ONE
                " --save held; s=$?; kill $p; wait $p; test $? = 143 && exit $s'"), 1, "another run is saving there");
     run_well("rm -r kept held");
+}
+
+/* One --metrics file for two runs would mix their rows. */
+static void one_metrics_file_has_one_run(void **state)
+{
+    run_well("rm -f m.csv");
+    expect(run("sh -c '" ONE " --steps 1000000 --metrics m.csv >/dev/null & p=$!; until test -s m.csv; do sleep .01; "
+               "done; " ONE " --metrics m.csv; s=$?; test $(wc -l <m.csv) -gt 1 || s=7; kill $p; wait $p; exit $s'"), 1,
+           "--metrics m.csv: another run is writing to it");
 }
 
 /* What people have as DIR: a link, their own files in it, a group's directory. */
@@ -172,14 +181,43 @@ static void a_save_killed_at_any_point(void **state)
     assert_true(points >= 10 && complete > 0);
 }
 
+/* ---- A run that nobody watches any longer ---- */
+
+/* A closed terminal, and a reader that ends: the run saves and ends. After nohup it goes on. */
+static void a_closed_terminal_or_pipe(void **state)
+{
+    static const struct {
+        const char *before, *after, *signal;
+        int status;
+    } runs[] = {
+        {"", "& p=$!; until grep -q \"^step 2/\" out; do sleep .01; done; kill -HUP $p; wait $p", "1", 129},
+        {"trap \"\" HUP; ", "& p=$!; until grep -q \"^step 2/\" out; do sleep .01; done; kill -HUP $p; sleep .5; "
+         "kill $p; wait $p", "15", 143},
+    };
+
+    for (int i = 0; i < 2; i++) {
+        run_well("rm -rf kept out");
+        expect(run("sh -c '%s" ONE " --steps 1000000 --save kept --pretend 1e6,1e6,10000 >out %s'", runs[i].before,
+                   runs[i].after), runs[i].status, "");
+        run_well("grep -q 'stopped by signal %s after step' out", runs[i].signal);
+        run_well("grep -q step- kept/latest");
+    }
+    run_well("rm -rf kept");
+    expect(run("sh -c '{ " ONE " --steps 1000000 --save kept; echo $? >status; } | head -n 9'"), 0, "step 1/");
+    run_well("grep -qx 141 status");
+    run_well(ONE " --steps 0 --load kept");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(steps_are_kept),
         cmocka_unit_test(other_runs_are_refused),
+        cmocka_unit_test(one_metrics_file_has_one_run),
         cmocka_unit_test(directories_of_all_kinds),
         cmocka_unit_test(a_mount_point),
         cmocka_unit_test(a_save_killed_at_any_point),
+        cmocka_unit_test(a_closed_terminal_or_pipe),
     };
 
     return cmocka_run_group_tests_name("saves", tests, set_up, NULL);
