@@ -199,7 +199,7 @@ bool checkpoint_claim(const char *directory, Config config, const TrainState *lo
     int64_t copies = options.save_every ? 1 + options.steps / options.save_every : 1;
 
     if (latest >= 0 && !goes_on)
-        fail("--save %s: it has step %lld, and this run does not go on from there: --load %s does; or take another "
+        fail("--save %s: it has step %lld, from which this run does not go on; add --load %s, or take another "
              "directory", directory, (long long)latest, directory);
     if (copies > options.keep + 1)
         copies = options.keep + 1;              /* the last one is removed after the next one is complete */

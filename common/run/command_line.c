@@ -198,6 +198,8 @@ static void check_together(void)
         fail_usage("--min-lr: expected at most --lr %g, got %g", options.lr, options.min_lr);
     if (options.save_every && !options.save)
         fail_usage("--save-every %d: --save DIR is missing", options.save_every);
+    if (options.keep > 1 && !options.save)
+        fail_usage("--keep %d: --save DIR is missing", options.keep);
     for (int i = 0; options.sample && options.prompt[i]; i++)
         if ((unsigned char)options.prompt[i] >= c->vocab)
             fail_usage("--sample %d: --prompt (by default a line feed) has byte %d at position %d, but tokens must be "

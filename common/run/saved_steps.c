@@ -87,40 +87,26 @@ void saved_steps_begin(const char *directory, int64_t step, const char *const *f
     free(place);
 }
 
-static int later_first(const void *a, const void *b)
+static int is_step(const struct dirent *e)
 {
-    const int64_t x = *(const int64_t *)a, y = *(const int64_t *)b;
+    long long step;
 
-    return (x < y) - (x > y);
+    return sscanf(e->d_name, "step-%lld", &step) == 1 && !strcmp(e->d_name, format_text("step-%lld", step));
 }
 
 /* Removes the steps up to `last` but for the last `keep` that are complete. */
 static void remove_before(const char *directory, int64_t last, const char *const *files, int keep)
 {
-    int64_t *steps = NULL;
-    int count = 0, complete = 0;
-    DIR *d = opendir(directory);
+    struct dirent **steps;
+    int complete = 0;
 
-    for (const struct dirent *e; d && (e = readdir(d));) {
-        long long step;
-        if (sscanf(e->d_name, "step-%lld", &step) != 1 || step < 0 || step > last
-            || strcmp(e->d_name, format_text("step-%lld", step)))
-            continue;
-        steps = realloc(steps, (count + 1) * sizeof *steps);
-        steps[count++] = step;
-    }
-    if (d)
-        closedir(d);
-    if (count)
-        qsort(steps, count, sizeof *steps, later_first);
-    for (int i = 0; i < count; i++) {
-        char *place = saved_step(directory, steps[i]);
+    for (int i = scandir(directory, &steps, is_step, versionsort) - 1; i >= 0; free(steps[i--])) {
+        char *place = new_text("%s/%s", directory, steps[i]->d_name);
         const bool is_complete = access(format_text("%s/%s", place, files[0]), F_OK) == 0;
-        if (!is_complete || complete >= keep) {
+        if (atoll(steps[i]->d_name + strlen("step-")) <= last && (!is_complete || ++complete > keep)) {
             remove_files(place, files);
             rmdir(place);                       /* unless the user has put files there */
         }
-        complete += is_complete;
         free(place);
     }
     free(steps);

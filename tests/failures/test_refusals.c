@@ -92,6 +92,8 @@ static void command_lines(void **state)
         {2, "--tf32 on", "--tf32 on|sm_80"},
         {2, "--pretend 1,2", "--pretend: expected|got '1,2'"},
         {2, "--save-every 1", "--save-every|--save"},
+        {2, "--keep 2", "--keep 2: --save DIR is missing"},
+        {2, "--keep 0 --save new", "--keep: expected an integer from 1 to"},
         {2, "--timeline 4", "--timeline: expected a step from 1 to 3, a file named *.svg, or nothing, got '4'"},
         {1, "--timeline afile/x.svg", "--timeline: cannot create afile/x.svg: Not a directory"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
