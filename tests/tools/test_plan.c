@@ -432,9 +432,9 @@ static void options_are_those_of_the_sources(void **state)
 /* Names ignore case; a config.json has the sizes of the model named as it is; --tokens gives days and GPU-hours. */
 static void models_have_their_published_sizes(void **state)
 {
-    static const char *const config = "{\"hidden_size\": 7168, \"num_hidden_layers\": 61, "
-        "\"num_attention_heads\": 128, \"num_key_value_heads\": 128, \"intermediate_size\": 18432, "
-        "\"vocab_size\": 129280, \"n_routed_experts\": 256, "
+    static const char *const config = "{\"model_type\": \"deepseek_v3\", \"hidden_size\": 7168, "
+        "\"num_hidden_layers\": 61, \"num_attention_heads\": 128, \"num_key_value_heads\": 128, "
+        "\"intermediate_size\": 18432, \"vocab_size\": 129280, \"n_routed_experts\": 256, "
         "\"num_experts_per_tok\": 8, \"moe_intermediate_size\": 2048, \"n_shared_experts\": 1, \"q_lora_rank\": 1536, "
         "\"first_k_dense_replace\": 3, \"kv_lora_rank\": 512, \"qk_nope_head_dim\": 128, \"qk_rope_head_dim\": 64, "
         "\"v_head_dim\": 128, \"hidden_act\": \"silu\", \"tie_word_embeddings\": false}";
@@ -448,6 +448,80 @@ static void models_have_their_published_sizes(void **state)
     expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0,
            "70.55 billion|1000 billion tokens take|GPU-hours");
     expect(run(PLAN "--model 70b --gpus 512 --batch 4M"), 0, "Llama 3's is --model llama3-70b");
+}
+
+/* Writes a JSON file, in which ' stands for the quotation mark. Returns its path. */
+static const char *write_json(const char *text)
+{
+    char json[1024];
+
+    strcpy(json, text);
+    for (char *at = json; (at = strchr(at, '\'')); )
+        *at = '"';
+    return write_file("given.json", json, strlen(json));
+}
+
+/* Parameters in billions, as published, within 1%: of a multimodal model those of the text model. */
+static void config_files_have_their_parameters(void **state)
+{
+    static const struct {
+        double billions;
+        const char *json;
+    } cases[] = {
+        {20.555, "{'model_type': 'gpt_neox', 'hidden_act': 'gelu_fast', 'hidden_size': 6144, 'num_hidden_layers': 44, "
+                 "'num_attention_heads': 64, 'intermediate_size': 24576, 'vocab_size': 50432}"}, /* its model card */
+        {2.780, "{'model_type': 'phi', 'hidden_act': 'gelu_new', 'hidden_size': 2560, 'num_hidden_layers': 32, "
+                "'num_attention_heads': 32, 'num_key_value_heads': null, 'intermediate_size': 10240}"},
+                                                                        /* Phi-2: elements of its safetensors */
+        {7.174, "{'model_type': 'starcoder2', 'hidden_act': 'gelu_pytorch_tanh', 'hidden_size': 4608, "
+                "'num_hidden_layers': 32, 'num_attention_heads': 36, 'num_key_value_heads': 4, "
+                "'intermediate_size': 18432, 'vocab_size': 49152}"},    /* StarCoder2-7B, likewise */
+        {2.614, "{'model_type': 'gemma2', 'hidden_activation': 'gelu_pytorch_tanh', 'hidden_size': 2304, "
+                "'num_hidden_layers': 26, 'num_attention_heads': 8, 'num_key_value_heads': 4, 'head_dim': 256, "
+                "'intermediate_size': 9216, 'vocab_size': 256000}"},    /* Gemma 2 2B: its report, 0.590 + 2.025 */
+        {15.7, "{'model_type': 'nemotron', 'hidden_act': 'relu2', 'hidden_size': 6144, 'num_hidden_layers': 32, "
+               "'num_attention_heads': 48, 'num_key_value_heads': 8, 'intermediate_size': 24576, "
+               "'vocab_size': 256000}"},                                /* Nemotron-4 15B: its report, 3.2 + 12.5 */
+        {11.771, "{'model_type': 'gemma3', 'vision_config': {'hidden_size': 1152, 'intermediate_size': 4304, "
+                 "'num_attention_heads': 16, 'num_hidden_layers': 27}, 'text_config': {'model_type': 'gemma3_text', "
+                 "'hidden_size': 3840, 'intermediate_size': 15360, 'num_attention_heads': 16, "
+                 "'num_hidden_layers': 48, 'num_key_value_heads': 8}}"}, /* Gemma 3 12B: its report, 1.012 + 10.759 */
+        {6.739, "{'model_type': 'llava', 'text_config': {'model_type': 'llama', 'vocab_size': 32064}, "
+                "'vision_config': {'hidden_size': 1024, 'num_hidden_layers': 24}}"},    /* LLaVA 1.5: Llama-2-7B's */
+        {14.316, "{'model_type': 'qwen2_moe', 'hidden_size': 2048, 'intermediate_size': 5632, "
+                 "'num_hidden_layers': 24, 'num_attention_heads': 16, 'num_key_value_heads': 16, "
+                 "'moe_intermediate_size': 1408, 'shared_expert_intermediate_size': 5632, 'num_experts': 60, "
+                 "'num_experts_per_tok': 4, 'decoder_sparse_step': 1, 'vocab_size': 151936}"},  /* Qwen1.5-MoE-A2.7B */
+        {15.517, "{'model_type': 'gpt_bigcode', 'n_embd': 6144, 'n_head': 48, 'n_layer': 40, 'n_inner': null, "
+                 "'multi_query': true, 'n_positions': 8192, 'vocab_size': 49152}"},     /* StarCoder */
+        {3.075, "{'model_type': 'smollm3', 'hidden_size': 2048, 'intermediate_size': 11008, 'vocab_size': 128256}"},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Result r = run(PLAN "--model %s", write_json(cases[i].json));
+        if (r.status || !(fabs(number_after(r.out, "config.json: ") / cases[i].billions - 1) < 0.01))
+            fail_msg("%s: %.3f, not %.60s%s", cases[i].json, cases[i].billions, r.out, r.err);
+        result_free(r);
+    }
+}
+
+/* What 00_collectives --machine wrote is read by its names, in any order. */
+static void machines_are_read_by_names(void **state)
+{
+    static const char *const orders[] = {
+        "{'name': 'x', 'gpu': true, 'gflops': {'fp32': 50000, 'bf16': 7e5}, 'memory_gb': 80, 'links': [{'ranks': 2, "
+        "'alpha_us': 9, 'beta_gb_per_s': 100}, {'ranks': 8, 'alpha_us': 2, 'beta_gb_per_s': 400}], 'between_nodes': "
+        "{'ranks': 2, 'alpha_us': 5, 'beta_gb_per_s': 50}}",
+        "{'between_nodes': {'beta_gb_per_s': 50}, 'links': [{'beta_gb_per_s': 100}, {'beta_gb_per_s': 400, 'alpha_us': "
+        "2, 'ranks': 8}], 'memory_gb': 80, 'gflops': {'bf16': 7e5}, 'gpu': true, 'name': 'x'}"};
+    Result r[2];
+
+    for (int i = 0; i < 2; i++)
+        r[i] = run(PLAN "--model 1b --gpus 16 --hardware %s", write_json(orders[i]));
+    assert_int_equal(r[0].status, 0);
+    assert_string_equal(r[0].out, r[1].out);
+    result_free(r[0]);
+    result_free(r[1]);
 }
 
 static void large_plans_are_fast(void **state)
@@ -479,6 +553,19 @@ static void errors_name_valid_values(void **state)
         {1, "--csv /nowhere/x", "--csv /nowhere/x: No such file or directory"},
         {2, "8b", "\"8b\" is not an option"},
     };
+    static const char *const bad_json[][3] = {
+        {"model", "{'model_type': 'mamba'}", "expected one of bloom|got \"mamba\"; give the sizes instead: --layers, "},
+        {"model", "{'hidden_size': 2048}", "\"model_type\": expected one of bloom|got nothing;"},
+        {"model", "hidden_size: 2048", ": expected a JSON object, got something else"},
+        {"model", "{'model_type': 'llama', 'hidden_size': '2048'}", "expected an integer from 1 to |, got \"2048\""},
+        {"model", "{'model_type': 'qwen3_moe', 'decoder_sparse_step': 2}", "experts in all blocks|one of 2 blocks"},
+        {"model", "{'model_type': 'qwen2_moe', 'shared_expert_intermediate_size': 2000}",
+         "a multiple of|1408, got 2000"},
+        {"model", "{'model_type': 'deepseek_v2', 'q_lora_rank': null}", "\"q_lora_rank\": expected |, got null"},
+        {"model", "{'model_type': 'llama', 'tie_word_embeddings': 1}", "expected true or false, got 1"},
+        {"hardware", "{'gflops': {'bf16': '989'}, 'links': []}", "\"bf16\": expected a number, got \"989\""},
+        {"hardware", "{'gflops': {'bf16': 989}}", ": expected what 00_collectives --machine writes"},
+    };
     static const char *const bad_runs[][2] = {
         {"model,nodes\n1B,1\n", ": expected an integer of at least 1, got ''"},
         {"model,nodes,micro_batch,accumulate,dp,pp,tp,zero,tokens_per_second_per_gpu,memory\n1B,1,1,1,8,1,1,0,x,3\n",
@@ -495,6 +582,8 @@ static void errors_name_valid_values(void **state)
             fail_msg("plan %s: status %d, \"%s\"", cases[i].options, r.status, r.err);
         result_free(r);
     }
+    for (size_t i = 0; i < sizeof bad_json / sizeof *bad_json; i++)
+        expect(run(PLAN "--%s %s", bad_json[i][0], write_json(bad_json[i][1])), 2, bad_json[i][2]);
     for (size_t i = 0; i < sizeof bad_runs / sizeof *bad_runs; i++) {
         const char *path = write_file("bad.csv", bad_runs[i][0], strlen(bad_runs[i][0]));
         expect(run(PLAN "--runs %s", path), 1, bad_runs[i][1]);
@@ -515,6 +604,8 @@ int main(void)
         cmocka_unit_test(commands_have_the_grid),
         cmocka_unit_test(options_are_those_of_the_sources),
         cmocka_unit_test(models_have_their_published_sizes),
+        cmocka_unit_test(config_files_have_their_parameters),
+        cmocka_unit_test(machines_are_read_by_names),
         cmocka_unit_test(large_plans_are_fast),
         cmocka_unit_test(errors_name_valid_values),
     };

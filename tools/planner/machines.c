@@ -2,7 +2,6 @@
 #include "machines.h"
 
 #include <ctype.h>
-#include <errno.h>
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -46,56 +45,6 @@ const Hardware *hardware_find(const char *name)
     return i < KINDS ? &table[i] : NULL;
 }
 
-static const char *json_of(const char *option, const char *file)
-{
-    static char json[1 << 16];
-    FILE *f = fopen(file, "r");
-
-    if (!f)
-        fail_usage("--%s %s: %s", option, file, strerror(errno));
-    json[fread(json, 1, sizeof json - 1, f)] = 0;
-    fclose(f);
-    return json;
-}
-
-/* The first number of this name, true as 1; null and no such member: `otherwise`. */
-static double member(const char *json, const char *name, double otherwise)
-{
-    const char *at = strstr(json, format_text("\"%s\"", name));
-    char *end;
-
-    if (!at || !(at = strchr(at, ':')))
-        return otherwise;
-    at += 1 + strspn(at + 1, " \t\n");
-    const double x = strtod(at, &end);
-    if (end > at)
-        return x;
-    if (*at == 't' || *at == 'f')
-        return *at == 't';
-    return otherwise;
-}
-
-/* What 00_collectives --machine FILE has measured. Links: the hop of the most ranks, all at once. */
-static Hardware hardware_read(const char *file, const char *dtype, int per_node)
-{
-    const char *json = json_of("hardware", file), *links = strstr(json, "\"links\""), *between, *last, *next;
-    Hardware h = {.name = file, .peak = 1e9 * member(json, dtype, 0), .measured = true,
-                  .memory = 1e9 * member(json, "memory_gb", INFINITY),
-                  .bandwidth = 1e9 * member(json, "memory_gb_per_s", INFINITY),
-                  .gpu = member(json, "gpu", 0)};
-
-    if (!links)
-        fail_usage("--hardware %s: expected what 00_collectives --machine writes", file);
-    if (!h.peak)
-        fail_usage("--hardware %s: it has no rate of %s; try --dtype fp32", file, dtype);
-    between = strstr(links, "\"between_nodes\"");
-    for (last = links; (next = strstr(last + 1, "\"ranks\"")) && (!between || next < between); last = next)
-        continue;
-    h.nvlink = 1e9 * member(last, "beta_gb_per_s", INFINITY), h.latency = 1e-6 * member(last, "alpha_us", 0);
-    h.network = between ? 1e9 * per_node * member(between, "beta_gb_per_s", INFINITY) : h.nvlink;
-    return h;
-}
-
 /* Reads n numbers between commas, all of them above 0 but the last, which may be 0. */
 static bool numbers(const char *text, int n, double *x)
 {
@@ -109,15 +58,13 @@ static bool numbers(const char *text, int n, double *x)
     return true;
 }
 
-Hardware hardware_named(const char *text, const char *dtype, int per_node)
+Hardware hardware_named(const char *text)
 {
     const Hardware *known = hardware_find(text);
     double x[5];
 
     if (known)
         return *known;
-    if (strstr(text, ".json"))
-        return hardware_read(text, dtype, per_node);
     if (!numbers(text, 5, x) || !x[4])
         fail_usage("--hardware: expected one of %s, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S (per GPU peak, memory, "
                    "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400, or what 00_collectives "
@@ -161,40 +108,10 @@ const char *model_names(void)
     return names;
 }
 
-/* The sizes in a config.json of Hugging Face's transformers. Names of experts differ between architectures. */
-static void model_read(Model *m, const char *file)
-{
-    const char *json = json_of("model", file);
-    const double heads = member(json, "num_attention_heads", 0), nope = member(json, "qk_nope_head_dim", 0);
-    const double experts = fmax(fmax(member(json, "num_local_experts", 0), member(json, "num_experts", 0)),
-                                member(json, "n_routed_experts", 0));
-    *m = (Model){.name = "config.json", .layers = member(json, "num_hidden_layers", 0),
-        .hidden = member(json, "hidden_size", 0), .heads = heads,
-        .kv_heads = member(json, "num_key_value_heads", heads), .mlp = member(json, "intermediate_size", 0),
-        .vocab = member(json, "vocab_size", 0), .seq = fmin(8192, member(json, "max_position_embeddings", 4096)),
-        .experts = experts, .top_k = member(json, "num_experts_per_tok", 2),
-        .shared = member(json, "n_shared_experts", 0),
-        .dense = member(json, "first_k_dense_replace", 0), .head_dim = member(json, "head_dim", 0),
-        .gated = !strstr(json, "\"gelu\"") && !strstr(json, "\"relu\""),
-        .tied = member(json, "tie_word_embeddings", 0)};
-    m->expert_width = member(json, "moe_intermediate_size", m->mlp);
-    if (nope && (m->q_rank = member(json, "q_lora_rank", 0))) {         /* multi-head latent attention */
-        m->kv_rank = member(json, "kv_lora_rank", 0), m->rope_dim = member(json, "qk_rope_head_dim", 0);
-        m->head_dim = nope + m->rope_dim, m->value_dim = member(json, "v_head_dim", nope);
-    }
-    if (m->layers < 1 || m->hidden < 1 || m->heads < 1 || m->kv_heads < 1 || m->mlp < 1 || m->vocab < 1 || m->seq < 1)
-        fail_usage("--model %s: expected num_hidden_layers, hidden_size, num_attention_heads, intermediate_size and "
-                   "vocab_size, as in a config.json of Hugging Face", file);
-}
-
 bool model_find(Model *m, const char *name)
 {
     char lower[32] = "";
 
-    if (strstr(name, ".json")) {
-        model_read(m, name);
-        return true;
-    }
     for (int i = 0; i < MODELS; i++)
         if (!strcasecmp(name, published[i].name)) {
             *m = published[i];

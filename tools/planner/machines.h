@@ -6,9 +6,7 @@
 
 const char *hardware_names(void);               /* "a100|h100|..." */
 const Hardware *hardware_find(const char *name);        /* in the table; NULL: it is not */
-/* A name, five numbers as in --help, or a file that 00_collectives --machine wrote, of which it takes the matmuls' rate
- * in dtype. Fails if it is none. */
-Hardware hardware_named(const char *text, const char *dtype, int per_node);
+Hardware hardware_named(const char *text);      /* a name, or five numbers as in --help; fails if it is neither */
 Hardware hardware_simulated(const char *text);  /* simulated hardware, as for the programs' --pretend */
 
 const char *model_names(void);

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "../../common/base/error.h"
+#include "config.h"
 #include "explain.h"
 #include "question.h"
 #include "runs.h"
@@ -29,6 +30,10 @@ static error_t parse(int key, char *text, struct argp_state *state)
 
 static void plan(void)
 {
+    if (strstr(question.model, ".json"))
+        question.config = model_read(question.model);
+    if (strstr(question.hardware, ".json"))
+        question.machine = hardware_read(question.hardware, question.dtype, question.per_node);
     const Query q = question_query(&question);
 
     if (question.explain && strcmp(question.explain, "best")) {

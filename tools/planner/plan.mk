@@ -1,7 +1,7 @@
-# The planner, which needs neither MPI nor BLAS.
+# The planner, which needs cJSON, but neither MPI nor BLAS.
 PLANNER := $(basename $(wildcard tools/planner/*.c)) 09_combined/formulas 11_five_dimensions/formulas \
 	$(addprefix common/base/,error memory options print tensor)
-$(BUILD)/cpu/plan: private LIBS := -lm
+$(BUILD)/cpu/plan: private LIBS := -lcjson -lm $(PREFIXES)
 $(BUILD)/cpu/plan: $$(call objects,$(PLANNER))
 	$(link)
 

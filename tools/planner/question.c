@@ -147,9 +147,9 @@ void question_set(Question *q, const char *name, const char *text)
 /* The named model with the sizes given. */
 static Model model(const Question *q)
 {
-    Model m;
+    Model m = q->config;
 
-    if (!model_find(&m, q->model))
+    if (!m.layers && !model_find(&m, q->model))
         fail_usage("--model: expected one of %s or a config.json, got '%s'; for another model, give its sizes: "
                    "--layers, ...", model_names(), q->model);
     const Model named = m, *given = &q->sizes;
@@ -163,6 +163,8 @@ static Model model(const Question *q)
     m.mlp = named.in_09 && given->hidden && !given->mlp ? 4 * m.hidden : m.mlp;
     m.gated = q->gated >= 0 ? q->gated : m.gated;
     m.tied = q->tied >= 0 ? q->tied : m.tied;
+    if (m.dense >= m.layers)                            /* no block has the experts */
+        m.experts = m.shared = m.dense = 0;
     m.top_k = m.experts ? m.top_k ? m.top_k : 2 : 0;
     m.expert_width = m.experts ? m.expert_width ? m.expert_width : m.mlp : 0;
     if (given->hidden || given->heads)
@@ -205,7 +207,7 @@ Query question_query(const Question *given)
         fail_usage("--batch %d: expected at least the %d tokens of a sequence", given->batch, seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
     q.hardware = given->pretend ? hardware_simulated(given->pretend)
-                                : hardware_named(given->hardware, given->dtype, node);
+                 : given->machine.peak ? given->machine : hardware_named(given->hardware);
     const bool cpu = given->pretend || (q.hardware.measured && !q.hardware.gpu);
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
                           .hides_exchange = f == FOR_MEGATRON, .stored = fp32 ? 4 : 2,
