@@ -263,8 +263,8 @@ static char *place_of(const char *directory)
     if (latest >= 0)
         fail("--load %s: %s/latest names step-%lld, but there is no complete checkpoint %s (no config.json); "
              "--load %s/step-N takes another step", directory, directory, (long long)latest, place, directory);
-    fail("--load %s: it has no complete checkpoint (neither latest nor config.json is there), and no model from "
-         "Hugging Face", directory);
+    fail("--load %s: it has no complete checkpoint, and no model from Hugging Face (neither latest nor config.json is "
+         "there); without --load a run starts anew", directory);
 }
 
 void checkpoint_open(const char *directory, Config config, TrainState *s)
