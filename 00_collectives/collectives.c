@@ -499,7 +499,8 @@ int main(int argc, char **argv)
         {0}});
     print_enable(comm_rank(world) == 0 && !options.quiet);
     const char *carrier = comm_choose();
-    device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
+    threads_set(options.threads, comm_local.cores);
+    device_init(comm_local.rank);
     if (options.tf32 != TF32_OFF)
         device_use_tf32();
     if (max < min)

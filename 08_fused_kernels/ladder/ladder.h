@@ -124,7 +124,7 @@ static inline void ladder_options(Ladder *l, bool cpu, const char *summary, int 
         {"rungs", 'r', "LIST", 0, "rungs to run, such as 1,3-5 (default: all)", 0},
         {"seconds", 'x', "X", 0, "time to spend on each rung (default: 1); 0: one run each", 0},
         {"copy", 'c', "MB", 0, "copied to measure memory bandwidth: several times the last-level cache; 0: none", 0},
-        {"threads", 't', "N", 0, "threads of rung 6 (default: all cores)", 0},
+        {"threads", 't', "N", 0, "threads of rung 6 (default: OMP_NUM_THREADS, or all cores)", 0},
         {NULL, 0, NULL, 0, NULL, 0},
     };
     if (!cpu)

@@ -4,6 +4,7 @@
 #include <omp.h>
 
 #include "../../common/base/device.h"
+#include "../../common/base/threads.h"
 #include "ladder.h"
 
 static inline int least(int a, int b)
@@ -307,7 +308,8 @@ int main(int argc, char **argv)
 
     ladder_options(&l, true, "Multiplies matrices in seven ways, each with one more idea, and prints what each gained.",
                    argc, argv);
-    device_init(0, 1, l.threads);
+    threads_set(l.threads, omp_get_num_procs());
+    device_init(0);
     l.threads = omp_get_max_threads();
     float *a = ladder_matrix(l.m, l.k), *b = ladder_matrix(l.k, l.n), *c = ladder_matrix(l.m, l.n);
     float *want = ladder_matrix(l.m, l.n), *spare = ladder_matrix(l.m, l.n);

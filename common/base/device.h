@@ -21,9 +21,8 @@ typedef struct {
 } DeviceId;
 DeviceId device_id(int local_rank);
 
-/* Takes the device for this process, number local_rank of local_ranks on this machine. threads: CPU threads; 0: the
- * machine's cores per local rank. */
-void device_init(int local_rank, int local_ranks, int threads);
+/* Takes the device for this process, number local_rank of those on this machine. Call threads_set before. */
+void device_init(int local_rank);
 const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor"; says if a peak is estimated */
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: unknown */
 

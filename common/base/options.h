@@ -31,7 +31,7 @@ typedef struct {
     const char *timeline;                   /* "", a step, or FILE.svg; NULL: none */
     CommChoice comm;
     Tf32Choice tf32;                        /* on a GPU: whether F32 matmuls round their inputs to TF32 */
-    int threads;                            /* per rank; 0: the machine's cores per rank */
+    int threads;                            /* per rank; 0: OMP_NUM_THREADS, or the machine's cores per rank */
     int timeout;                            /* seconds; 0: no deadline */
     const char *pretend;                    /* as given: "GFLOPS,GB/S,MICROSECONDS"; NULL: the real machine */
     double pretend_flops, pretend_bandwidth, pretend_latency;   /* FLOP/s, bytes/s, seconds */

@@ -27,8 +27,8 @@ typedef enum {
 extern Comm *world;                             /* all ranks */
 
 /* This rank among those of its machine. cores: for this rank, those that the machine's ranks may use divided by the
- * ranks, but at most those that it is bound to; 0: unknown. sharing: ranks that compute on this rank's device, itself
- * included; set by comm_choose. */
+ * ranks, but at most those that it is bound to. sharing: ranks that compute on this rank's device, itself included; set
+ * by comm_choose. */
 extern struct CommLocal {
     int rank, size, cores, sharing;
 } comm_local;

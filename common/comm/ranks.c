@@ -1,6 +1,7 @@
 /* The ranks: their start, groups of them, waiting and its deadlines, numbers between their hosts. */
 #include <fcntl.h>
 #include <mpi.h>
+#include <omp.h>
 #include <sched.h>
 #include <signal.h>
 #include <stdarg.h>
@@ -14,6 +15,7 @@
 #include "../base/error.h"
 #include "../base/options.h"
 #include "../base/print.h"
+#include "../base/threads.h"
 
 static MPI_Comm mpi_world = MPI_COMM_WORLD;
 static Comm world_group = {.name = "world", .mpi = &mpi_world};
@@ -85,16 +87,18 @@ void comm_deadline_met(void)
 /* ---- Start and end ---- */
 
 /* Counts the cores per rank: those that this machine's ranks may use, divided by the ranks; or, if a launcher has bound
- * each rank to fewer, those. 0: more cores than a cpu_set_t holds. */
+ * each rank to fewer, those. */
 static void count_cores(MPI_Comm local)
 {
-    cpu_set_t mine, together;
+    cpu_set_t mine = threads_cores(), together;
 
-    CPU_ZERO(&mine);
-    sched_getaffinity(0, sizeof mine, &mine);
     MPI_Allreduce(&mine, &together, sizeof mine / sizeof(uint64_t), MPI_UINT64_T, MPI_BOR, local);
-    const int cores = CPU_COUNT(&together) / comm_local.size, bound = CPU_COUNT(&mine);
-    comm_local.cores = bound < cores || bound == 0 ? bound : cores < 1 ? 1 : cores;
+    const int all = CPU_COUNT(&together) ? CPU_COUNT(&together) : omp_get_num_procs(), bound = CPU_COUNT(&mine);
+    const int share = all > comm_local.size ? all / comm_local.size : 1;
+    comm_local.cores = bound && bound < share ? bound : share;
+    if (omp_get_proc_bind() != omp_proc_bind_false && bound > share && world->rank == 0)
+        fprintf(stderr, "%s: the ranks of a machine bind their threads to the same cores (OMP_PROC_BIND, OMP_PLACES or "
+                "GOMP_CPU_AFFINITY is set), and so wait for each other: set OMP_PROC_BIND=false\n", error_name());
 }
 
 /* A launcher that belongs to another MPI than the program starts ranks that do not see each other. */

@@ -19,6 +19,7 @@
 #include "prediction.h"
 #include "../base/print.h"
 #include "report.h"
+#include "../base/threads.h"
 #include "timeline.h"
 #include "../base/trace.h"
 
@@ -168,7 +169,8 @@ void run_begin(const char *program, const char *summary, int argc, char **argv, 
     set_signals(on_signal);
     signal(SIGXFSZ, SIG_IGN);                   /* then a write fails, as it does on a full disk */
     const char *carrier = comm_choose();
-    device_init(comm_local.rank, comm_local.size, options.threads ? options.threads : comm_local.cores);
+    threads_set(options.threads, comm_local.cores);
+    device_init(comm_local.rank);
     if (options.pretend && comm_local.size < comm_size(world))
         fail_usage("--pretend %s: expected all ranks on one machine, since it compares their clocks; got several",
                    options.pretend);

@@ -527,7 +527,8 @@ int main(int argc, char **argv)
     error_set_program("parity");
     if (argc != 3 && argc != 4)
         fail_usage("parity FILE TYPES [OTHER]");
-    device_init(0, 1, 2);
+    threads_set(2, 2);
+    device_init(0);
     types_used = atoi(argv[2]);
     for (int t = 0; t < 4 && !atoi(argv[2]); t++)
         types_used |= (device_supports(types[t]) != SUPPORT_NONE) << t;

@@ -651,7 +651,8 @@ static int worker(int argc, char **argv)
     options.timeout = !strcmp(what, "stall") ? 2 : 60;
     options.report = "none";                    /* not NULL: waits are timed */
     carrier = comm_choose();
-    device_init(comm_local.rank, comm_local.size, 1);
+    threads_set(1, 1);
+    device_init(comm_local.rank);
     if (!strcmp(what, "stall"))
         stall();
     groups_create();

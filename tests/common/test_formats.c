@@ -301,7 +301,7 @@ static void scales_have_their_places(void **state)
 
 int main(void)
 {
-    device_init(0, 1, 0);
+    device_init(0);
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_pattern_is_read),
         cmocka_unit_test(every_pattern_is_rounded_to),

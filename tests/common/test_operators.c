@@ -503,6 +503,7 @@ int main(int argc, char **argv)
     };
 
     comm_begin(&argc, &argv);
-    device_init(0, 1, 2);
+    threads_set(2, 2);
+    device_init(0);
     comm_exit(cmocka_run_group_tests_name("operators", tests, NULL, NULL));
 }

@@ -520,6 +520,7 @@ int main(int argc, char **argv)
     };
 
     comm_begin(&argc, &argv);
-    device_init(0, 1, 1);               /* the loops are too short for more than one thread */
+    threads_set(1, 1);                  /* the loops are too short for more than one thread */
+    device_init(0);
     comm_exit(cmocka_run_group_tests_name("parts", tests, NULL, NULL));
 }

@@ -128,6 +128,6 @@ int main(int argc, char **argv)
     };
 
     comm_begin(&argc, &argv);
-    device_init(0, 1, 0);
+    device_init(0);
     comm_exit(cmocka_run_group_tests_name("08_fused_kernels", tests, NULL, NULL));
 }

@@ -1,5 +1,5 @@
-/* The CPU as the device. Work is done when a call returns, so streams and events are trivial. What remains: memory,
- * threads, the rate of this machine's matmul, and numbers that the host sees only once it has waited for them. */
+/* The CPU as the device. Work is done when a call returns, so streams and events are trivial. What remains: memory, the
+ * rate of this machine's matmul, and numbers that the host sees only once it has waited for them. */
 #include "../../base/device.h"
 
 #include <cblas.h>
@@ -11,6 +11,7 @@
 #include <sys/mman.h>
 
 #include "../../base/error.h"
+#include "../../base/threads.h"
 
 static char name[160];
 
@@ -30,15 +31,12 @@ static const char *value_after(const char *path, const char *key)
     return value + strspn(value, " \t:");
 }
 
-void device_init(int local_rank, int local_ranks, int wanted)
+void device_init(int local_rank)
 {
-    (void)local_rank;                       /* ranks on one machine share its cores evenly */
-    const int shared = omp_get_num_procs() / local_ranks, threads = wanted > 0 ? wanted : shared > 0 ? shared : 1;
-    omp_set_dynamic(0);
-    omp_set_num_threads(threads);           /* OpenBLAS's OpenMP build follows */
     const char *model = value_after("/proc/cpuinfo", "model name");
-    model = *model ? model : "this CPU";
-    snprintf(name, sizeof name, threads == 1 ? "%d thread of %s" : "%d threads of %s", threads, model);
+
+    (void)local_rank;                       /* all ranks of a machine have the same CPU */
+    snprintf(name, sizeof name, "%s of %s", threads_text(), *model ? model : "this CPU");
 }
 
 const char *device_name(void)

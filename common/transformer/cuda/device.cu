@@ -2,7 +2,6 @@
  * events, which give the stream's times on the host's clock. */
 #include <cuda_runtime.h>
 #include <nvtx3/nvToolsExt.h>
-#include <omp.h>
 #include <sched.h>
 #include <stdio.h>
 #include <string.h>
@@ -162,7 +161,7 @@ DeviceId device_id(int local_rank)
     return id;
 }
 
-void device_init(int local_rank, int local_ranks, int wanted)
+void device_init(int local_rank)
 {
     const int device = device_of(local_rank);
 
@@ -171,8 +170,6 @@ void device_init(int local_rank, int local_ranks, int wanted)
     CUDA(cudaDeviceGetAttribute(&kilohertz, cudaDevAttrClockRate, device));
     CUDA(cudaStreamCreateWithFlags(&stream, cudaStreamNonBlocking));
     CUDA(cudaEventCreateWithFlags(&waited_for, cudaEventDisableTiming));
-    const int threads = wanted > 0 ? wanted : omp_get_num_procs() / local_ranks;
-    omp_set_num_threads(threads < 1 ? 1 : threads);             /* for loops on the host: initial weights */
     snprintf(name, sizeof name, "%s, %.1f GB, sm_%d%d%s", gpu.name, gpu.totalGlobalMem / 1e9, gpu.major, gpu.minor,
              peak().name ? "" : ", its peak estimated");
     memory_begin(device);
