@@ -483,6 +483,7 @@ int main(int argc, char **argv)
     static const char *const ops[] = {"all_reduce", "reduce_scatter", "all_gather", "broadcast", "reduce", "gather",
                                       "scatter", "all_to_all", "shift", "barrier"};
 
+    device_prepare(argv);
     error_set_program("00_collectives");
     comm_begin(&argc, &argv);
     options_train = false;

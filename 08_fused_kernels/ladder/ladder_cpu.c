@@ -306,6 +306,7 @@ int main(int argc, char **argv)
 {
     Ladder l = {.m = 1024, .n = 1024, .k = 1024, .copy = 1000, .seconds = 1, .count = RUNGS};
 
+    device_prepare(argv);
     ladder_options(&l, true, "Multiplies matrices in seven ways, each with one more idea, and prints what each gained.",
                    argc, argv);
     threads_set(l.threads, omp_get_num_procs());

@@ -15,6 +15,10 @@
 
 /* ---- start, and what the device is ---- */
 
+/* Call it first in main. Where OpenBLAS has taken kernels of a much older processor, it starts the program again, once,
+ * with the variable that chooses better ones, and does not return; a variable that the user has set stays. */
+void device_prepare(char **argv);
+
 /* The device that a rank takes, before it does: a GPU's UUID; zeros on the CPU. Ends the program if it can use none. */
 typedef struct {
     char uuid[16];
@@ -23,7 +27,8 @@ DeviceId device_id(int local_rank);
 
 /* Takes the device for this process, number local_rank of those on this machine. Call threads_set before. */
 void device_init(int local_rank);
-const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor"; says if a peak is estimated */
+const char *device_name(void);              /* "2 threads of Intel(R) Xeon(R) Processor with SkylakeX kernels"; of a
+                                             * GPU it says if its peak is estimated */
 int64_t device_memory_available(void);      /* bytes that can still be taken without swapping; -1: unknown */
 
 /* The peak arithmetic rate, in FLOP/s, for MFU. On a GPU that of matmuls of the dtype, from the datasheet, or

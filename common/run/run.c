@@ -161,6 +161,7 @@ static void print_summary(const char *carrier, bool tf32)
 void run_begin(const char *program, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
     run.argc = argc, run.argv = argv;
+    device_prepare(argv);
     error_set_program(program);
     comm_begin(&argc, &argv);
     comm_check_same("the command line", arguments_hash(argc, argv));    /* so that all ranks find the same mistakes */

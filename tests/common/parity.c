@@ -524,6 +524,7 @@ int main(int argc, char **argv)
     static const DType types[] = {REAL, BF16, F16, E4M3};
     int types_used;
 
+    device_prepare(argv);
     error_set_program("parity");
     if (argc != 3 && argc != 4)
         fail_usage("parity FILE TYPES [OTHER]");

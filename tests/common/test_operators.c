@@ -502,6 +502,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(operators_are_counted),
     };
 
+    device_prepare(argv);               /* the kernels that the programs have */
     comm_begin(&argc, &argv);
     threads_set(2, 2);
     device_init(0);

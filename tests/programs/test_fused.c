@@ -127,6 +127,7 @@ int main(int argc, char **argv)
         cmocka_unit_test(programs_agree),
     };
 
+    device_prepare(argv);               /* the kernels that the programs have */
     comm_begin(&argc, &argv);
     device_init(0);
     comm_exit(cmocka_run_group_tests_name("08_fused_kernels", tests, NULL, NULL));

@@ -13,7 +13,7 @@
 #include "../../base/error.h"
 #include "../../base/threads.h"
 
-static char name[160];
+static char name[200];
 
 /* Returns what follows `key` at the start of a line of a file in /proc, until the next call; empty: no such line. */
 static const char *value_after(const char *path, const char *key)
@@ -36,7 +36,8 @@ void device_init(int local_rank)
     const char *model = value_after("/proc/cpuinfo", "model name");
 
     (void)local_rank;                       /* all ranks of a machine have the same CPU */
-    snprintf(name, sizeof name, "%s of %s", threads_text(), *model ? model : "this CPU");
+    snprintf(name, sizeof name, "%s of %s with %s kernels", threads_text(), *model ? model : "this CPU",
+             openblas_get_corename());
 }
 
 const char *device_name(void)

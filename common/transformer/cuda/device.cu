@@ -151,6 +151,11 @@ static int device_of(int local_rank)
     return local_rank % count;
 }
 
+void device_prepare(char **argv)
+{
+    (void)argv;
+}
+
 DeviceId device_id(int local_rank)
 {
     cudaDeviceProp properties;
