@@ -78,8 +78,10 @@ static Speed measure(int shape, int threads)
 int main(int argc, char **argv)
 {
     (void)argc;
+    device_prepare(argv);
     const int cores = omp_get_num_procs();
 
+    printf("OpenBLAS with %s kernels\n\n", openblas_get_corename());
     printf("%-32s %8s %14s %14s %8s %16s\n", "shape", "threads", "sgemm GFLOP/s", "step", "ratio", "(least, most)");
     for (int shape = 0; shape < SHAPES; shape++) {
         Speed one = {0};

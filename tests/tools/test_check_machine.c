@@ -44,10 +44,10 @@ static int make_directories(void **state)
     put("noble/dpkg-query", SH "echo 4.2.0-5build3\n");
     put("repaired/apt-cache", SH "echo '  Candidate: 4.2.0-5ubuntu1'\n");
     put("offline/apt-get", SH "exit 100\n");
-    /* an OpenBLAS whose threading is as the environment says */
+    /* an OpenBLAS whose threading is as the environment says, with the kernels of one processor */
     put("blas.c", "#include <stdlib.h>\nchar *openblas_get_config(void) { return \"OpenBLAS 0.3.99 \"; }\n"
                   "int openblas_get_parallel(void) { return atoi(getenv(\"PARALLEL\")); }\n"
-                  "void cblas_sgemm(void) {}\n");
+                  "char *openblas_get_corename(void) { return \"Haswell\"; }\nvoid cblas_sgemm(void) {}\n");
     run_well("gcc -w -shared -fPIC blas.c -o libopenblas.so");
     put("nccl/nccl.h", "typedef struct { int maxCTAs; } ncclConfig_t; typedef enum { ncclBfloat16 } ncclDataType_t;\n");
     put("old_nccl/nccl.h", "\n");
@@ -60,12 +60,15 @@ static int make_directories(void **state)
 
 static void limits_are_no_failures(void **state)
 {
-    expect(run("env PARALLEL=2 sh make.sh 'real one_gpu' check-machine BLAS_LIBS=%s NCCL_CFLAGS=-I%s",
-               in_temporary("libopenblas.so"), in_temporary("nccl")), 0,
+    expect(run("env PARALLEL=2 OPENBLAS_CORETYPE=haswell sh make.sh 'real one_gpu' check-machine BLAS_LIBS=%s "
+               "NCCL_CFLAGS=-I%s", in_temporary("libopenblas.so"), in_temporary("nccl")), 0,
            "ok  packages  all are installed\n|ok  MPI       |: 2 ranks see each other\n|"
-           "ok  BLAS      OpenBLAS 0.3.99, OpenMP\n|"
+           "ok  BLAS      OpenBLAS 0.3.99, OpenMP, Haswell kernels\n|"
            "ok  GPU       1 x Tesla T4, 15360 MiB, 7.5, 550.54: nvcc builds for sm_75\n|ok  NCCL      nccl.h|"
            "make run: yes. make test: yes, about");
+    expect(run("env PARALLEL=2 OPENBLAS_CORETYPE=SkylakeX sh make.sh real check-machine BLAS_LIBS=%s",
+               in_temporary("libopenblas.so")), 0,
+           "--  BLAS      OpenBLAS 0.3.99 takes Haswell kernels, since it has no SkylakeX kernels\n");
     unlink(in_temporary("real/gnuplot"));
     expect(run("env PARALLEL=1 sh make.sh 'real old_gpu' check-machine BLAS_LIBS=%s NCCL_CFLAGS=-I%s",
                in_temporary("libopenblas.so"), in_temporary("old_nccl")), 0,

@@ -20,7 +20,7 @@ report() {              # report ok|--|NO WHAT FINDING [WHAT TO DO]
 limited() {             # limited COMMAND...: runs it for eight seconds at most; output in $dir/out and $dir/err
     timeout -k 1 8 "$@" </dev/null >"$dir/out" 2>"$dir/err"
 }
-compiled() {            # compiled FLAG...: compiles check_machine.c, as the Makefile would
+compiled() {            # compiled ARGUMENT...: compiles check_machine.c, as the Makefile would
     limited $CC -std=c11 -D_GNU_SOURCE $OPTIMIZE -fopenmp tools/machine/check_machine.c "$@" -o "$dir/check"
 }
 why() {                 # the first error line of the last command
@@ -56,12 +56,15 @@ else
         "take both from one: sudo update-alternatives --config mpi, then --config mpirun; on a cluster: module list"
 fi
 
-if ! compiled $BLAS_CFLAGS $BLAS_LIBS || ! limited "$dir/check"; then
+kernels="common/transformer/cpu/device_kernels.c common/base/threads.c common/base/error.c"
+if ! compiled $kernels $BLAS_CFLAGS $BLAS_LIBS || ! limited "$dir/check"; then
     report NO BLAS "no program of OpenBLAS compiles with $BLAS_LIBS, and runs: $(why)"
 else
-    read -r parallel version <"$dir/out"
-    case $parallel in
-    2) report ok BLAS "OpenBLAS $version, OpenMP" ;;
+    read -r parallel version has chosen <"$dir/out"
+    case $parallel,$chosen in
+    2,) report ok BLAS "OpenBLAS $version, OpenMP, $has kernels" ;;
+    2,*) report -- BLAS "OpenBLAS $version takes $has kernels, since it has no $chosen kernels" \
+        "slow if the processor is newer than these; a build for all processors, such as Debian's, has more" ;;
     *) report -- BLAS "OpenBLAS $version is not its OpenMP build: up to 10 times slower" \
         "sudo apt-get install libopenblas-openmp-dev" ;;
     esac
