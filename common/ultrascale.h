@@ -16,6 +16,7 @@
 #include "base/tensor.h"                /* a pointer, a name, a dtype, a shape */
 #include "base/memory.h"                /* the memory tracker: bytes by category, measured and predicted */
 #include "base/threads.h"               /* the CPU's threads, and their cores */
+#include "base/start.h"                 /* nohup; to start the program again */
 #include "base/device.h"                /* the CPU or GPU: device.c in transformer/cpu, device.cu in transformer/cuda */
 #include "base/trace.h"                 /* the timeline */
 #include "base/allocate.h"              /* allocating tensors */

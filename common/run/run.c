@@ -19,6 +19,7 @@
 #include "prediction.h"
 #include "../base/print.h"
 #include "report.h"
+#include "../base/start.h"
 #include "../base/threads.h"
 #include "timeline.h"
 #include "../base/trace.h"
@@ -59,23 +60,10 @@ static void on_signal(int signal_number)
     stopped_by = signal_number;
 }
 
-/* nohup has a program ignore SIGHUP. But UCX, a library of some MPIs, takes that signal for its own debugging when it
- * is loaded. So this looks before any library starts. */
-static bool nohup;
-
-static void look_for_nohup(void)
-{
-    struct sigaction at_start;
-
-    nohup = sigaction(SIGHUP, NULL, &at_start) == 0 && at_start.sa_handler == SIG_IGN;
-}
-
-__attribute__((section(".preinit_array"), used)) static void (*const before_libraries)(void) = look_for_nohup;
-
 static void set_signals(void (*handler)(int))
 {
     for (int i = 0; i < SIGNALS; i++)
-        signal(signals[i], nohup && signals[i] == SIGHUP ? SIG_IGN : handler);
+        signal(signals[i], started_by_nohup() && signals[i] == SIGHUP ? SIG_IGN : handler);
 }
 
 /* FNV-1a over the arguments and the build. */

@@ -156,7 +156,7 @@ static const char killer[] =
  * complete. */
 static void a_save_killed_at_any_point(void **state)
 {
-    const int stride = full_tests() ? 1 : 5;
+    const int stride = full_tests() ? 1 : 8;
     int points = 0, complete = 0;
 
     write_file("killer.c", killer, strlen(killer));

@@ -56,7 +56,7 @@ else
         "take both from one: sudo update-alternatives --config mpi, then --config mpirun; on a cluster: module list"
 fi
 
-kernels="common/transformer/cpu/device_kernels.c common/base/threads.c common/base/error.c"
+kernels="common/transformer/cpu/device_kernels.c common/base/start.c common/base/threads.c common/base/error.c"
 if ! compiled $kernels $BLAS_CFLAGS $BLAS_LIBS || ! limited "$dir/check"; then
     report NO BLAS "no program of OpenBLAS compiles with $BLAS_LIBS, and runs: $(why)"
 else

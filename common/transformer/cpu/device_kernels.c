@@ -6,9 +6,8 @@
 #include <cblas.h>
 #include <stdlib.h>
 #include <strings.h>
-#include <unistd.h>
 
-#include "../../base/threads.h"
+#include "../../base/start.h"
 
 /* Returns the kernels that OpenBLAS should have taken; NULL: those that it took are for a processor like this one. */
 static const char *better_kernels(void)
@@ -37,14 +36,9 @@ void device_prepare(char **argv)
 {
     /* set by the user, or by this function before: an OpenBLAS that has only one processor's kernels ignores it */
     const char *better = getenv("OPENBLAS_CORETYPE") ? NULL : better_kernels();
-    const cpu_set_t cores = threads_cores();
 
     if (!better)
         return;
     setenv("OPENBLAS_CORETYPE", better, 1);
-    sched_setaffinity(0, sizeof cores, &cores);         /* otherwise OpenMP would find only those of this thread */
-    char *program = realpath("/proc/self/exe", NULL);   /* by its own name, which ps and top show */
-    if (program)
-        execv(program, argv);
-    free(program);                                      /* the program goes on with the kernels that it has */
+    start_again(argv);          /* if it returns, the program goes on with the kernels that it has */
 }
