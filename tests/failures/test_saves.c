@@ -165,7 +165,7 @@ static void a_save_killed_at_any_point(void **state)
         bool lasted = false;
         for (int at = 1 + rank; !lasted; at += stride) {
             run_well("rm -rf kept");
-            Result r = run("mpiexec -n 2 sh -c '[ $((0${PMI_RANK-$OMPI_COMM_WORLD_RANK})) != %d ] || export KILL_AT=%d "
+            Result r = run("mpiexec -n 2 sh -c '[ ${PMI_RANK-$OMPI_COMM_WORLD_RANK} != %d ] || export KILL_AT=%d "
                            "LD_PRELOAD=./killer.so ASAN_OPTIONS=verify_asan_link_order=0; exec " TWO
                            " --steps 3 --save kept --save-every 1'", rank, at);
             lasted = r.status == 0 && strstr(r.out, "saved step 3");
