@@ -115,7 +115,7 @@ static void a_mount_point(void **state)
     Result may = run("unshare -rm true");
 
     if (may.status)
-        print_message("no user namespaces here, so nothing is mounted: %s", may.err);
+        print_message("this user may not mount, so there is no mount point: %s", may.err);
     else
         run_well("sh -c 'mkdir volume kept; unshare -rm sh -c \"mount --bind volume kept && for n in 1 2; do "
                  ONE " --steps \\$n --quiet --save kept \\$([ -e kept/latest ] && echo --load kept) || exit; done\"'");
@@ -168,7 +168,7 @@ static void a_save_killed_at_any_point(void **state)
             Result r = run("mpiexec -n 2 sh -c '[ ${PMI_RANK-$OMPI_COMM_WORLD_RANK} != %d ] || export KILL_AT=%d "
                            "LD_PRELOAD=./killer.so ASAN_OPTIONS=verify_asan_link_order=0; exec " TWO
                            " --steps 3 --save kept --save-every 1'", rank, at);
-            lasted = r.status == 0 && strstr(r.out, "saved step 3");
+            lasted = strstr(r.out, "saved step 3") != NULL;         /* MPI may be killed when it ends */
             result_free(r);
             const int step = json_number(saved("kept", "trainer.json"), "step");
             assert_true(!lasted || step == 3);
