@@ -313,8 +313,9 @@ for file in FILES:
                 + tree("Reference", ["The project <project>", "NOTATION", "Running <RUNNING>",
                                      "Building blocks <common/index>", "Tools <tools/index>",
                                      "Workshop <tools/workshop/index>", "tools/workshop/instructors",
-                                     "GPU simulator <tools/simulator/index>", "Benchmarks <tests/bench/index>",
-                                     "Tests <tests/index>", "CONTRIBUTING", "CHANGELOG"])
+                                     "GPU simulator <tools/simulator/index>", "Tokens <tools/data/index>",
+                                     "Benchmarks <tests/bench/index>", "Tests <tests/index>",
+                                     "CONTRIBUTING", "CHANGELOG"])
         elif page_name.removesuffix("/index") in CHAPTERS:
             page_text += chapter_tree(page_name.removesuffix("/index"))
         elif page_name.startswith("tests/") and page_name not in ("tests/index", "tests/bench/index"):
