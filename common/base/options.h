@@ -39,7 +39,7 @@ typedef struct {
 
     int sample;                             /* TEXT_OPTIONS: tokens to generate after training */
     double temperature;
-    const char *prompt;
+    const char *prompt;                     /* command_line.h's prompt_ids reads it */
 } Options;
 extern Options options;
 

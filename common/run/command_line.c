@@ -171,6 +171,28 @@ static void parse_pretend(void)
 
 /* ---- Checks of several options together ---- */
 
+int64_t prompt_ids(int32_t *ids)
+{
+    const int vocab = options.config.vocab;
+    const bool bytes = vocab <= 256;
+    int64_t count = 0;
+    char *end;
+
+    for (const char *at = options.prompt; *at; at = end + (bytes ? 0 : strspn(end, " ")), count++) {
+        const long id = bytes ? (unsigned char)*at : strtol(at, &end, 10);
+        end = bytes ? (char *)at + 1 : end;
+        if (bytes && id >= vocab)
+            fail_usage("--sample %d: --prompt (by default a line feed) has byte %ld at position %lld, but tokens must "
+                       "be below --vocab %d", options.sample, id, (long long)count, vocab);
+        if (end == at || id < 0 || id >= vocab || (!bytes && *end && *end != ' '))
+            fail_usage("--prompt: expected ids below --vocab %d with spaces between them, because such tokens are no "
+                       "bytes, got '%s'; tools/data/tokens.py prompt makes them of a text", vocab, options.prompt);
+        if (ids)
+            ids[count] = id;
+    }
+    return count;
+}
+
 static void check_together(void)
 {
     Config *c = &options.config;
@@ -201,10 +223,10 @@ static void check_together(void)
         fail_usage("--save-every %d: --save DIR is missing", options.save_every);
     if (options.keep > 1 && !options.save)
         fail_usage("--keep %d: --save DIR is missing", options.keep);
-    for (int i = 0; options.sample && options.prompt[i]; i++)
-        if ((unsigned char)options.prompt[i] >= c->vocab)
-            fail_usage("--sample %d: --prompt (by default a line feed) has byte %d at position %d, but tokens must be "
-                       "below --vocab %d", options.sample, (unsigned char)options.prompt[i], i, c->vocab);
+    if (!options.prompt)
+        options.prompt = c->vocab > 256 ? "0" : "\n";
+    if (options.sample)
+        prompt_ids(NULL);
 }
 
 /* ---- argp ---- */

@@ -20,7 +20,8 @@ typedef struct {
 #define TEXT_OPTIONS \
     {"sample", OPTION_INT, &options.sample, "tokens to generate after training", "N", 0, 1e6}, \
     {"temperature", OPTION_DOUBLE, &options.temperature, "sampling temperature; 0: most likely token", "X", 0, 100}, \
-    {"prompt", OPTION_TEXT, &options.prompt, "text that the sample continues, a token per byte", "TEXT"}
+    {"prompt", OPTION_TEXT, &options.prompt, "what the sample continues: a text, a token per byte; or with --vocab " \
+     "above 256 ids, as tools/data/tokens.py prompt prints them", "TEXT"}
 
 extern bool options_train;                  /* set to false: the program trains no model, and has no options for it */
 
@@ -28,5 +29,9 @@ extern bool options_train;                  /* set to false: the program trains 
  * the options and ends the program. A value or combination that is invalid ends it with status 2 and one line that
  * shows the value and what is expected. */
 void options_parse(const char *summary, int argc, char **argv, const ProgramOption *more);
+
+/* Writes the tokens of --prompt to `ids`, unless it is NULL, and returns their number, at least 1. Fails (fail_usage)
+ * if one is not below --vocab. */
+int64_t prompt_ids(int32_t *ids);
 
 #endif

@@ -12,6 +12,7 @@
 #include "../transformer/ops.h"
 #include "../base/options.h"
 #include "../base/random.h"
+#include "command_line.h"
 #include "run.h"
 
 int64_t evaluation_batches(void)
@@ -71,21 +72,19 @@ static void print_token(int token)
 void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor logits, Batch batch)
 {
     const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = options.config.vocab;
-    const int64_t prompt = strlen(options.prompt), total = prompt + options.sample;
 
     if (options.sample == 0)
         return;
+    const int64_t prompt = prompt_ids(NULL), total = prompt + options.sample;
     Tensor row = tensor_range(tensor_view(logits, shape(tensor_rows(logits), V)), 0, 1);
     int32_t *tokens = host_alloc(total * sizeof *tokens, "a sample");
     int32_t *window = host_alloc(B * T * sizeof *window, "a sample");
     real *last = host_alloc(V * sizeof *last, "a sample");
-    for (int64_t i = 0; i < prompt; i++)
-        tokens[i] = (unsigned char)options.prompt[i];           /* below --vocab: command_line.c checks it */
-    if (comm_rank(world) == 0) {
+    prompt_ids(tokens);
+    if (comm_rank(world) == 0)
         printf("\nsample after the prompt \"%s\":\n", !strcmp(options.prompt, "\n") ? "\\n" : options.prompt);
-        if (options.config.vocab <= 256)
-            printf("%s", options.prompt);
-    }
+    for (int64_t i = 0; i < prompt && comm_rank(world) == 0; i++)
+        print_token(tokens[i]);
     for (int64_t n = prompt; n < total; n++) {
         /* the last T tokens, or all; what follows them in the window has no effect, since attention is causal */
         const int64_t first = n > T ? n - T : 0;

@@ -96,11 +96,39 @@ static void programs_read_the_tokens_and_print_ids(void **state)
     Result r = run(BUILD "/cpu/01_single_gpu --data text.bin --vocab 2000 --steps 1 --layers 1 --hidden 8 --heads 1 "
                    "--seq 8 --threads 1 --quiet --sample 20");
     write_file("sample", r.out, strlen(r.out));
-    expect(r, 0, "\nsample after the prompt \"\\n\":\n");
-    expect(run(DECODE "sample"), 0, "\nsample after the prompt \"\\n\":\n");
+    expect(r, 0, "\nsample after the prompt \"0\":\n0 ");
+    expect(run(DECODE "sample"), 0, "\nsample after the prompt \"0\":\n<end>");
     static const char lines[] = "step 1\n\n0 0 \n\nstep 2\n 0";
     write_file("lines", lines, strlen(lines));
     expect_text(DECODE "lines", "step 1\n\n<end><end>\nstep 2\n<end>");
+}
+
+/* --prompt takes the ids of a text, which come back before the sample. */
+static void a_prompt_is_ids(void **state)
+{
+    static const struct {
+        const char *prompt, *words;
+    } wrong[] = {
+        {"Once upon", "--prompt: expected ids below --vocab 2000 with spaces between them, because such tokens are no "
+                      "bytes, got 'Once upon'; tools/data/tokens.py prompt makes them of a text\n"},
+        {"3 2000", "got '3 2000'"}, {"-1", "got '-1'"}, {"3,4", "got '3,4'"},
+        {"", "expected TEXT, got an empty string"},
+    };
+    static const char sampler[] = BUILD "/cpu/01_single_gpu --data text.bin --vocab 2000 --steps 0 --layers 1 "
+                                  "--hidden 8 --heads 1 --seq 8 --threads 1 --quiet --sample 3 --prompt";
+
+    char words[256];
+
+    NEED_LIBRARY;
+    Result ids = run("python3 " TOKENS "prompt na\xc3\xafve --tokenizer tiny");
+    ids.out[strcspn(ids.out, "\n")] = 0;
+    snprintf(words, sizeof words, "sample after the prompt \"%s \":\n%s ", ids.out, ids.out);
+    expect(run("%s '%s '", sampler, ids.out), 0, words);
+    write_file("ids_of_prompt", ids.out, strlen(ids.out));
+    expect_text(DECODE "ids_of_prompt", "na\xc3\xafve");
+    result_free(ids);
+    for (size_t i = 0; i < sizeof wrong / sizeof *wrong; i++)
+        expect(run("%s '%s'", sampler, wrong[i].prompt), 2, wrong[i].words);
 }
 
 static void one_line_says_what_is_wrong(void **state)
@@ -131,6 +159,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(a_text_comes_back), cmocka_unit_test(programs_read_the_tokens_and_print_ids),
+        cmocka_unit_test(a_prompt_is_ids),
         cmocka_unit_test(one_line_says_what_is_wrong),
         cmocka_unit_test(without_the_library_a_line_says_how_to_get_it),
     };

@@ -7,6 +7,7 @@
 
     tokens.py encode TEXT... --tokenizer DIR -o x.bin      writes a file for --data, with llm.c's header
     tokens.py decode --tokenizer DIR [FILE]                prints the text of ids that --sample printed, or of x.bin
+    tokens.py prompt TEXT --tokenizer DIR                  prints ids for --prompt
 
 A text is read and encoded in pieces, so a large one takes no more memory than a small one. Each piece is encoded with
 the 1,024 characters before and after it, whose tokens are then left out. So the pieces join as if the text had been
@@ -198,6 +199,10 @@ def parts_of(f):
         text = rest
 
 
+def prompt(arguments):
+    print(*open_tokenizer(arguments.tokenizer)[0].encode(arguments.text, add_special_tokens=False).ids)
+
+
 def decode(arguments):
     tokenizer, _ = open_tokenizer(arguments.tokenizer)
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)       # as other programs that stand in a pipe
@@ -236,7 +241,7 @@ def decode(arguments):
 def main():
     parser = argparse.ArgumentParser(prog="tokens.py", description=__doc__,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
-    commands = parser.add_subparsers(required=True, metavar="encode|decode")
+    commands = parser.add_subparsers(required=True, metavar="encode|decode|prompt")
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--tokenizer", metavar="DIR", required=True, help="where tokenizer.json is, or this file")
     command = commands.add_parser("encode", parents=[common], help="text to a file of tokens")
@@ -248,6 +253,9 @@ def main():
                          help="a file of tokens, or of ids in decimal (lines that do not begin with one are printed as "
                               "they are); by default standard input")
     command.set_defaults(run=decode)
+    command = commands.add_parser("prompt", parents=[common], help="a text to ids in a line, for --prompt of a program")
+    command.add_argument("text", metavar="TEXT", help="the text itself")
+    command.set_defaults(run=prompt)
     arguments = parser.parse_args()
     try:
         arguments.run(arguments)
