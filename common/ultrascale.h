@@ -38,6 +38,7 @@
 
 #include "run/outputs.h"                /* output files: complete or absent */
 #include "run/json.h"                   /* JSON files */
+#include "run/config_file.h"            /* the model as Hugging Face describes it */
 #include "run/safetensors.h"            /* tensors in files */
 #include "run/saved_steps.h"            /* a directory of checkpoints: step-N and latest */
 #include "run/checkpoint.h"             /* the full model in files */

@@ -16,7 +16,7 @@ Options options = {
  * up to a multiple of 64, as in Pythia (Biderman et al. 2023): a GPU's matmuls load 16 bytes at a time, and rows of
  * 50,257 logits are not a multiple of that. Batches are small, for trying the models: the largest were trained on
  * millions of tokens per step. */
-static const Preset presets[] = {
+static const Preset gpt_presets[] = {
     {"tiny", {2, 64, 2, 256, 64}, 4, 1},
     {"small", {4, 128, 4, 256, 128}, 8, 4},
     {"10m", {6, 384, 6, 256, 256}, 8, 4},
@@ -29,14 +29,14 @@ static const Preset presets[] = {
     {"70b", {80, 8192, 64, 128256, 4096}, 1, 16},
     {"175b", {96, 12288, 96, 50304, 2048}, 1, 16},
     {"405b", {126, 16384, 128, 128256, 8192}, 1, 16},
-};
-enum { PRESETS = sizeof presets / sizeof *presets };
+    {0}};
+const Preset *presets = gpt_presets;
 
 const Preset *preset_named(const char *name)
 {
-    for (int i = 0; i < PRESETS; i++)
-        if (!strcmp(name, presets[i].name))
-            return &presets[i];
+    for (const Preset *p = presets; p->name; p++)
+        if (!strcmp(name, p->name))
+            return p;
     return NULL;
 }
 
@@ -45,7 +45,7 @@ const char *preset_names(void)
     static char names[256];
 
     if (!names[0])
-        for (int i = 0; i < PRESETS; i++)
-            strcat(strcat(names, i ? "|" : ""), presets[i].name);
+        for (const Preset *p = presets; p->name; p++)
+            strcat(strcat(names, p == presets ? "" : "|"), p->name);
     return names;
 }

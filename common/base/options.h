@@ -5,10 +5,20 @@
 #include <stdbool.h>
 #include <stdint.h>
 
+/* Llama 3's change of the rotary frequencies; factor 0: none. */
+typedef struct {
+    double factor, low_freq_factor, high_freq_factor;
+    int original_seq;
+} RopeScaling;
+
 typedef struct {
     int layers, hidden, heads, vocab, seq;  /* L, h, a, v, s */
     int experts;                            /* MLPs in each block, of which a token takes top_k; 0: one, of width 4h */
     int top_k, expert_width;
+    int kv_heads, mlp;                      /* of models that have them: heads of k and v, width of the MLP */
+    bool untied;                            /* the output projection is not the embedding */
+    double norm_eps, rope_theta;            /* 0 theta: --load's, or 10000 */
+    RopeScaling rope_scaling;
 } Config;
 typedef enum { RECOMPUTE_NONE, RECOMPUTE_SELECTIVE, RECOMPUTE_FULL } Recompute;
 typedef enum { COMM_AUTO, COMM_MPI, COMM_NCCL } CommChoice;
@@ -50,6 +60,7 @@ typedef struct {
     int micro_batch, accumulate;
 } Preset;
 
+extern const Preset *presets;                   /* ends with {0}; a program with another model sets its own */
 const Preset *preset_named(const char *name);   /* NULL: no such preset */
 const char *preset_names(void);                 /* "tiny|small|..." */
 

@@ -13,6 +13,7 @@
 #include "../base/error.h"
 #include "../base/formats.h"
 #include "../base/print.h"
+#include "config_file.h"
 #include "json.h"
 #include "safetensors.h"
 #include "saved_steps.h"
@@ -102,72 +103,6 @@ static void read_shards(const Safetensors *file, const char *prefix, const AdamW
     }
 }
 
-/* ---- JSON ---- */
-
-/* The configuration from which Hugging Face builds the same model; with experts, in Mixtral's words. */
-static cJSON *config_json(Config c)
-{
-    const char *class = "GPTNeoXForCausalLM", *type = "gpt_neox";
-    int width = 4 * c.hidden;
-
-    if (c.experts)
-        class = "GPTNeoXMoeForCausalLM", type = "gpt_neox_moe", width = c.expert_width;
-    cJSON *json = cJSON_Parse(format_text(
-        "{\"architectures\": [\"%s\"], \"model_type\": \"%s\", \"vocab_size\": %d, "
-        "\"hidden_size\": %d, \"num_hidden_layers\": %d, \"num_attention_heads\": %d, \"intermediate_size\": %d, "
-        "\"max_position_embeddings\": %d, \"hidden_act\": \"gelu_pytorch_tanh\", \"rotary_pct\": 1.0, "
-        "\"rotary_emb_base\": 10000, \"layer_norm_eps\": 1e-5, \"initializer_range\": 0.02, "
-        "\"use_parallel_residual\": false, \"tie_word_embeddings\": true, \"attention_bias\": true, "
-        "\"attention_dropout\": 0, \"hidden_dropout\": 0, \"bos_token_id\": 0, \"eos_token_id\": 0, "
-        "\"torch_dtype\": \"%s\"}",
-        class, type, c.vocab, c.hidden, c.layers, c.heads, width, c.seq, REAL == F64 ? "float64" : "float32"));
-    if (c.experts) {
-        cJSON_AddNumberToObject(json, "num_local_experts", c.experts);
-        cJSON_AddNumberToObject(json, "num_experts_per_tok", c.top_k);
-    }
-    return json;
-}
-
-/* The keys of config.json that change what the model computes, and the options that set a run's. A key that is missing,
- * or null, has GPTNeoXConfig's default (`standard`: that is ours); of experts it means that there are none. */
-static const struct {
-    const char *key, *option;
-    bool standard;
-} config_keys[] = {
-    {"num_hidden_layers", "--layers"}, {"hidden_size", "--hidden"}, {"num_attention_heads", "--heads"},
-    {"vocab_size", "--vocab"}, {"num_local_experts", "--experts"}, {"num_experts_per_tok", "--top-k"}, {"model_type"},
-    {"intermediate_size"}, {"hidden_act"}, {"use_parallel_residual"}, {"tie_word_embeddings"},
-    {"attention_bias", NULL, true}, {"layer_norm_eps", NULL, true}, {"rotary_pct"}, {"rotary_emb_base", NULL, true},
-    {"rope_theta", NULL, true}, {"rope_scaling", NULL, true}, {"rope_parameters", NULL, true},
-};
-
-/* Fails unless config.json describes the run's model. */
-static void config_check(const char *path, Config c)
-{
-    cJSON *theirs = json_read(path), *ours = config_json(c);
-
-    cJSON_AddNumberToObject(ours, "rope_theta", 10000);
-    cJSON_AddItemToObject(ours, "rope_parameters", cJSON_Parse(         /* transformers 5 has rotary_pct in it */
-        "{\"partial_rotary_factor\": 1, \"rope_theta\": 10000, \"rope_type\": \"default\"}"));
-    if (cJSON_HasObjectItem(theirs, "rope_parameters"))
-        cJSON_AddNumberToObject(theirs, "rotary_pct", 1);
-    for (size_t i = 0; i < sizeof config_keys / sizeof *config_keys; i++) {
-        const char *key = config_keys[i].key, *option = config_keys[i].option;
-        const cJSON *is = cJSON_GetObjectItemCaseSensitive(theirs, key);
-        const cJSON *needed = cJSON_GetObjectItemCaseSensitive(ours, key);
-        const bool missing = !is || cJSON_IsNull(is);
-        if (missing ? !needed || config_keys[i].standard : cJSON_Compare(is, needed, true))
-            continue;
-        const char *found = missing ? "missing" : cJSON_PrintUnformatted(is);
-        if (!needed)
-            fail("%s: \"%s\" is %s, but this run's model has none", path, key, found);
-        fail("%s: \"%s\" is %s, but this run's model has %s%s", path, key, found, cJSON_PrintUnformatted(needed),
-             option ? format_text(" by %s", option) : "");
-    }
-    cJSON_Delete(theirs);
-    cJSON_Delete(ours);
-}
-
 static cJSON *trainer_json(const TrainState *s, int64_t updates, int argc, char **argv)
 {
     cJSON *json = cJSON_CreateObject();
@@ -237,7 +172,7 @@ void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState s
     comm_barrier(world);                        /* all ranks' shards are on the disk */
     if (comm_rank(world) == 0) {
         json_write(path_of(place, TRAINER), trainer_json(&state, optimizer->step, argc, argv));
-        json_write(path_of(place, CONFIG), config_json(optimizer->layout->config));
+        json_write(path_of(place, CONFIG), config_file->write(optimizer->layout->config));
         saved_steps_end(directory, state.step, files, options.keep);
     }
     comm_barrier(world);                        /* no rank continues, and perhaps ends, before it is in place */
@@ -267,13 +202,15 @@ static char *place_of(const char *directory)
          "there); without --load a run starts anew", directory);
 }
 
-void checkpoint_open(const char *directory, Config config, TrainState *s)
+void checkpoint_open(const char *directory, Config *config, TrainState *s)
 {
     const char *place = s->place = place_of(directory);
     const char *path = path_of(place, TRAINER), *moments = path_of(place, OPTIMIZER);
     char *end = "?";
 
-    config_check(path_of(place, CONFIG), config);
+    cJSON *theirs = json_read(path_of(place, CONFIG));
+    config_file->read(path_of(place, CONFIG), theirs, config);
+    cJSON_Delete(theirs);
     s->weights_only = access(path, F_OK) != 0;
     if (s->weights_only != (access(moments, F_OK) != 0))
         fail("%s: No such file; a checkpoint has both %s and %s, a model from elsewhere none of them",

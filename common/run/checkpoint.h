@@ -47,8 +47,8 @@ bool checkpoint_claim(const char *directory, Config config, const TrainState *lo
 void checkpoint_save(const char *directory, const AdamW *optimizer, TrainState state, int argc, char **argv);
 
 /* Finds the checkpoint: the latest of DIR, or DIR itself. Reads trainer.json into *state. Fails if config.json
- * describes another model; warns if options.data is other data. */
-void checkpoint_open(const char *directory, Config config, TrainState *state);
+ * describes another model (config_file.h); warns if options.data is other data. */
+void checkpoint_open(const char *directory, Config *config, TrainState *state);
 void checkpoint_load(AdamW *optimizer, const TrainState *state);                /* as it was opened */
 
 /* Writes the full model's gradients to one file, with the global batch as batch.inputs and batch.targets, both

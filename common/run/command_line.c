@@ -10,6 +10,7 @@
 #include "../comm/comm.h"
 #include "../base/error.h"
 #include "../base/print.h"
+#include "../transformer/model.h"
 
 static void set_preset(const char *name)
 {
@@ -196,6 +197,8 @@ int64_t prompt_ids(int32_t *ids)
 static void check_together(void)
 {
     Config *c = &options.config;
+    if (model->complete)
+        model->complete(c);
     const double B = options.micro_batch, T = c->seq, L = c->layers, H = c->hidden, A = c->heads, V = c->vocab;
 
     if (c->hidden % c->heads)
@@ -207,7 +210,7 @@ static void check_together(void)
         fail_usage("--top-k: expected at most --experts %d, got %d", c->experts, c->top_k);
     if (c->experts && !c->expert_width)
         c->expert_width = (4 * c->hidden + c->top_k - 1) / c->top_k;
-    const double rows = B * T * fmax(1, c->experts), width = c->experts ? H + c->expert_width : 16 * H;
+    const double rows = B * T * fmax(1, c->experts), width = c->experts ? H + c->expert_width : 16 * H + 2.0 * c->mlp;
     const double largest = fmax(fmax(B * T * V, L * B * A * T * T), L * fmax(rows * width, B * T * 16 * H));
     const double limit = 1e15;              /* elements: far below overflow, far above any machine */
     if (rows > INT32_MAX || largest > limit)

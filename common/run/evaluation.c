@@ -69,6 +69,25 @@ static void print_token(int token)
     fflush(stdout);
 }
 
+/* Writes the logits of a row of `final`, over the whole vocabulary, to `all`. */
+static void logits_of(real *all, Tensor final, Tensor embedding, Tensor row)
+{
+    const int64_t V = options.config.vocab;
+    const int slices = tensor_rows(embedding) < V ? comm_size(world) : 1;
+    const int64_t widest = (V + slices - 1) / slices;
+    real *mine = host_alloc((1 + slices) * widest * sizeof *mine, "a sample"), *gathered = mine + widest;
+
+    linear_forward(row, final, embedding, NONE);
+    tensor_to_host(slices == 1 ? all : mine, row);
+    if (slices > 1)
+        comm_gather_host(world, gathered, mine, widest * sizeof *mine);
+    for (int s = 0; s < slices && slices > 1; s++) {
+        const Range ids = range_split(V, s, slices);
+        memcpy(all + ids.first, gathered + s * widest, ids.count * sizeof *all);
+    }
+    free(mine);
+}
+
 void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor logits, Batch batch)
 {
     const int64_t B = batch.inputs.shape[0], T = batch.inputs.shape[1], V = options.config.vocab;
@@ -76,7 +95,7 @@ void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor lo
     if (options.sample == 0)
         return;
     const int64_t prompt = prompt_ids(NULL), total = prompt + options.sample;
-    Tensor row = tensor_range(tensor_view(logits, shape(tensor_rows(logits), V)), 0, 1);
+    Tensor row = tensor_range(tensor_view(logits, shape(tensor_rows(logits), tensor_rows(embedding))), 0, 1);
     int32_t *tokens = host_alloc(total * sizeof *tokens, "a sample");
     int32_t *window = host_alloc(B * T * sizeof *window, "a sample");
     real *last = host_alloc(V * sizeof *last, "a sample");
@@ -91,8 +110,7 @@ void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor lo
         memcpy(window, tokens + first, (n - first) * sizeof *window);
         device_upload(batch.inputs.data, window, tensor_bytes(batch.inputs));
         loss_of(batch);
-        linear_forward(row, tensor_range(final, n - first - 1, 1), embedding, NONE);
-        tensor_to_host(last, row);
+        logits_of(last, tensor_range(final, n - first - 1, 1), embedding, row);
         tokens[n] = draw(last, V, options.temperature, random_uniform(options.seed, STREAM_SAMPLING, 0, n));
         if (comm_rank(world) == 0)
             print_token(tokens[n]);

@@ -13,7 +13,8 @@ int64_t evaluation_batches(void);         /* validation batches per evaluation (
 void text_evaluate(LossFunction loss_of, Tensor loss, Batch batch);
 
 /* With --sample: prints --prompt and that many more tokens, each drawn from softmax(logits / --temperature). loss_of
- * leaves in `final`, (B*T, H), what the output projection reads. `logits` has room for those of at least one token. */
+ * leaves in `final`, (B*T, H), what the output projection reads: the embedding, or this rank's slice of it, if the
+ * vocabulary is split over all ranks. `logits` has room for those of at least one token. */
 void text_sample(LossFunction loss_of, Tensor final, Tensor embedding, Tensor logits, Batch batch);
 
 #endif

@@ -103,7 +103,7 @@ static void open_files(void)
     output_check("dump-gradients", options.dump_gradients, "\"batch.inputs\":");
     state.seed = options.seed;
     if (options.load)
-        checkpoint_open(options.load, options.config, &state);
+        checkpoint_open(options.load, &options.config, &state);
     options.seed = state.seed;
     comm_check_same("--load", state.step);      /* another run may save there now */
     if (options.save && checkpoint_claim(options.save, options.config, &state))
@@ -137,6 +137,8 @@ static void print_summary(const char *carrier, bool tf32)
     if (c->experts)
         print_rank_0("experts %d per block, of width %d; a token takes %d, and so uses %s parameters\n", c->experts,
                      c->expert_width, c->top_k, number_text(model_active_parameters(*c)));
+    if (model->words)
+        print_rank_0("%s\n", model->words(*c));
     if (several)
         print_rank_0("%s\n", comm_rank_table());
     print_device(tf32);

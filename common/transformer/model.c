@@ -23,12 +23,17 @@ static int unit_count(Config c)
     return c.experts ? 2 * c.layers + 2 : c.layers + 2;
 }
 
-int64_t model_parameters(Config c)
+static int64_t gpt_neox_parameters(Config c)
 {
     const int64_t h = c.hidden, f = c.expert_width, dense = 12 * h * h + 13 * h;
     const int64_t mixture = 4 * h * h + 8 * h + c.experts * h + c.experts * (2 * f * h + f + h);
 
     return h * c.vocab + c.layers * (c.experts ? mixture : dense) + 2 * h;
+}
+
+int64_t model_parameters(Config c)
+{
+    return model->parameters(c);
 }
 
 int64_t model_active_parameters(Config c)
@@ -41,7 +46,9 @@ int64_t model_active_parameters(Config c)
 
 double model_flops_per_token(Config c)
 {
-    return 6.0 * model_active_parameters(c) + 12.0 * c.layers * c.hidden * c.seq;
+    const double looked_up = c.untied ? (double)c.hidden * c.vocab : 0;
+
+    return 6.0 * (model_active_parameters(c) - looked_up) + 12.0 * c.layers * c.hidden * c.seq;
 }
 
 /* ---- The layout ---- */
@@ -52,16 +59,17 @@ static void add(Layout *l, int unit, Placement at, bool local, ParamInfo p)
     p.vector = p.cols == 0;
     p.cols = p.vector ? 1 : p.cols;
     Range rows = {0, p.rows}, cols = {0, p.cols}, *split = p.row_group ? &rows : &cols;
-    const int64_t group = p.row_group + p.col_group;
+    const int64_t group = p.row_group + p.col_group, groups = group ? split->count / group : 1;
+    const int copies = at.slices > groups ? at.slices / groups : 1;
 
     if (group) {
-        const Range slice = range_split(split->count / group, at.slice, at.slices);
+        const Range slice = range_split(groups, at.slice / copies, at.slices / copies);
         *split = (Range){slice.first * group, slice.count * group};
     }
     p.first_row = rows.first, p.local_rows = rows.count;
     p.first_col = cols.first, p.local_cols = cols.count;
     p.range = (Range){l->count, local ? p.local_rows * p.local_cols : 0};
-    p.owned = local && at.replica == 0 && (group || at.slice == 0);
+    p.owned = local && at.replica == 0 && at.slice % copies == 0;
     p.decay = !p.vector;
     if (!l->units[unit].count)
         l->units[unit].first = l->count;
@@ -118,42 +126,44 @@ static int rows_of(const ParamInfo *table)
     return n;
 }
 
+const Model *model = &(const Model){gpt_neox, gpt_neox_parameters};
+
 Layout layout_create(Config config, Placement at)
 {
-    const ModelTable model = gpt_neox(config);
+    const ModelTable table = model->table(config);
 
-    return layout_create_of(&model, config, at);
+    return layout_create_of(&table, config, at);
 }
 
-Layout layout_create_of(const ModelTable *model, Config config, Placement at)
+Layout layout_create_of(const ModelTable *table, Config config, Placement at)
 {
     const int final = config.layers + 1;
-    Layout l = {.config = config, .of_block = rows_of(model->block), .of_final = rows_of(model->final),
-                .of_expert = rows_of(model->expert)};
+    Layout l = {.config = config, .of_block = rows_of(table->block), .of_final = rows_of(table->final),
+                .of_expert = rows_of(table->expert)};
     const int64_t per_layer = l.of_block + config.experts * l.of_expert;
 
     l.units = host_alloc(unit_count(config) * sizeof *l.units, "a layout");
     l.table = host_alloc((1 + config.layers * per_layer + l.of_final) * sizeof *l.table, "a layout");
     l.first_id = range_split(config.vocab, at.slice, at.slices).first;
 
-    add(&l, 0, at, at.embedding || at.head, model->embedding);
+    add(&l, 0, at, at.embedding || (at.head && !config.untied), table->embedding);
     l.table[0].owned &= at.embedding;           /* a copy that only the output projection uses has another owner */
     for (int layer = 0; layer < config.layers; layer++)
         for (int i = 0; i < l.of_block; i++) {
-            ParamInfo p = model->block[i];
-            p.name = new_text("%s.%d.%s", model->layers, layer, p.name);
+            ParamInfo p = table->block[i];
+            p.name = new_text("%s.%d.%s", table->layers, layer, p.name);
             p.label = new_text("blocks.%d.%s", layer, p.label);
             add(&l, layer + 1, at, !at.layer || at.layer[layer], p);
         }
     for (int i = 0; i < l.of_final; i++)
-        add(&l, final, at, at.head, model->final[i]);
+        add(&l, final, at, at.head, table->final[i]);
     at.replica = at.expert_replica;
     at.slice = 0, at.slices = 1;                /* an expert is whole */
     for (int layer = 0; layer < config.layers; layer++)
         for (int i = 0; i < config.experts * l.of_expert; i++) {
             const int e = i / l.of_expert;
-            ParamInfo p = model->expert[i % l.of_expert];
-            p.name = new_text("%s.%d.%s.%d.%s", model->layers, layer, model->experts, e, p.name);
+            ParamInfo p = table->expert[i % l.of_expert];
+            p.name = new_text("%s.%d.%s.%d.%s", table->layers, layer, table->experts, e, p.name);
             p.label = new_text("blocks.%d.experts.%d.%s", layer, e, p.label);
             add(&l, final + 1 + layer, at, (!at.layer || at.layer[layer]) && (!at.expert || at.expert[e]), p);
         }
@@ -197,13 +207,16 @@ static Tensor view_from(const Layout *layout, int parameter, int count, int unit
 static void set_views(void *views, const Layout *layout, int parameter, int count, int unit, Tensor buffer)
 {
     for (const ParamInfo *p = &layout->table[parameter], *end = p + count; p < end; p++, parameter++) {
-        const Tensor t = view_from(layout, parameter, 1, unit, buffer, p->label);
+        if (p->view == NO_VIEW)
+            continue;
+        const char *name = p->spans ? new_text("%.*s", (int)strcspn(p->label, " "), p->label) : p->label;
+        const Tensor t = view_from(layout, parameter, p->spans ? p->spans : 1, unit, buffer, name);
         *(Tensor *)((char *)views + p->view) = p->vector || !t.data ? t
-                                             : tensor_view(t, shape(p->local_rows, p->local_cols));
+                                             : tensor_view(t, shape(tensor_count(t) / p->local_cols, p->local_cols));
     }
 }
 
-/* The first rows of a block's table that are not split. */
+/* The first rows of a list that are not split. */
 static int replicated_rows(const ParamInfo *table, int rows)
 {
     int n = 0;
@@ -235,7 +248,10 @@ Params params_view_units(const Layout *layout, const Tensor *units)
                       final + 1 + l, units[final + 1 + l]);
     }
     set_views(&p, layout, at_final, layout->of_final, final, units[final]);
-    p.final = view_from(layout, at_final, layout->of_final, final, units[final], "final");
+    p.final = view_from(layout, at_final, replicated_rows(&layout->table[at_final], layout->of_final), final,
+                        units[final], "final");
+    if (!p.head.data)
+        p.head = p.embedding;
     return p;
 }
 

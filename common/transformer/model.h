@@ -21,12 +21,15 @@
 
 int64_t model_parameters(Config config);                    /* N, as above */
 int64_t model_active_parameters(Config config);             /* those that a token uses: N without experts */
-double model_flops_per_token(Config config);                /* forward and backward: 6*N + 12*L*h*s (playbook), with the
-                                                             * active parameters as N */
+double model_flops_per_token(Config config);                /* forward and backward: 6*N + 12*L*h*s (playbook), N: the
+                                                             * active parameters, but for an untied embedding, which
+                                                             * multiplies nothing */
 
 /* Which parameters are on this rank. */
 typedef struct {
-    int slice, slices;              /* slice number, from 0, of `slices` slices of every split matrix */
+    int slice, slices;              /* slice number, from 0, of `slices` slices of every split matrix. If a matrix has
+                                     * fewer groups (KV heads), a slice is one of them; slices / groups neighbors hold
+                                     * copies of it, and the first of them owns it. */
     const bool *layer;              /* layers on this rank, by layer number; NULL: all */
     bool embedding, head;           /* the embedding at the input; the final LayerNorm and the output projection */
     int replica;                    /* number among the ranks with the same parameters. Replica 0 owns them: it counts
@@ -41,10 +44,11 @@ Placement replica(int number);      /* FULL_MODEL as replica `number` */
 /* One parameter of the full model, and the rectangle of it that is on this rank. */
 typedef struct {
     const char *name;               /* Hugging Face's: "gpt_neox.layers.3.attention.dense.weight" */
-    const char *label;              /* ours, for messages: "blocks.3.proj_weight" */
-    size_t view;                    /* the place of its tensor in Params, BlockParams or ExpertParams */
+    const char *label;              /* ours, for messages: "blocks.3.proj_weight", "blocks.3.qkv_weight (k)" */
+    size_t view;                    /* the place of its tensor in Params, BlockParams or ExpertParams; or NO_VIEW */
     int64_t rows, cols;             /* of the full parameter; a vector has one column */
     int64_t row_group, col_group;   /* sliced in multiples of so many rows or columns (a head's); both 0: not */
+    int spans;                      /* entries that its tensor spans, from this one on, as one matrix; 0 means 1 */
     bool vector;
     int64_t first_row, first_col;   /* the rectangle's, in the full parameter */
     int64_t local_rows, local_cols;
@@ -52,6 +56,7 @@ typedef struct {
     double mean, std;               /* mean and standard deviation of the initial weights */
     bool owned, decay;              /* this rank owns it; it is subject to weight decay */
 } ParamInfo;
+#define NO_VIEW ((size_t)-1)        /* only the tensor of an entry before, which spans it, has its elements */
 
 /* The parameters that a model consists of. An entry has a name, VIEW(the struct, its tensor there), rows, cols (0: it
  * is a vector), its row_group or col_group, and the mean and std of its initial weights; layout_create_of sets the
@@ -77,8 +82,18 @@ typedef struct {
     int64_t first_id;               /* first token id of this rank's slice of the vocabulary */
 } Layout;
 
-Layout layout_create(Config config, Placement at);          /* of the model above */
-Layout layout_create_of(const ModelTable *model, Config config, Placement at);      /* of a program's own */
+Layout layout_create(Config config, Placement at);          /* of `model` */
+Layout layout_create_of(const ModelTable *table, Config config, Placement at);
+
+/* What a program with another block brings: it sets `model` before run_begin. */
+typedef struct {
+    ModelTable (*table)(Config config);
+    int64_t (*parameters)(Config config);                   /* N */
+    void (*complete)(Config *config);                       /* or NULL: sets what the command line left to a default,
+                                                             * and fails (fail_usage) if there is no such model */
+    const char *(*words)(Config config);                    /* or NULL: its line at the start of a run */
+} Model;
+extern const Model *model;                                  /* by default the model above */
 
 /* One expert's parameters, or their gradients. F: Config.expert_width */
 typedef struct {
@@ -101,6 +116,7 @@ typedef struct {
                                          *               the first five and the router, (5*H + e*H) */
     Tensor router;                      /* (e, H)        with e experts, instead of up_*, down_*; replicated */
     ExpertParams *experts;              /* [e], by expert number; NONE: not on this rank */
+    Tensor kv_weight;                   /* the rows of k and v in qkv_weight, where a program's table has them apart */
 } BlockParams;
 
 typedef struct {                        /* NONE: not on this rank */
@@ -109,6 +125,7 @@ typedef struct {                        /* NONE: not on this rank */
     BlockParams *blocks;                /* by the full model's layer number */
     Tensor final_weight, final_bias;    /* (H) */
     Tensor final;                       /* (2*H)         both as one range */
+    Tensor head;                        /* (V, H)        the output projection; the embedding, if they are tied */
     Tensor *units;                      /* each unit as one range */
 } Params;
 

@@ -156,7 +156,7 @@ void gelu_backward(Tensor d_x, Tensor d_out, Tensor x)
 void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
     OP_CALL(residual_forward_kernel(out, x, branch, bias), 0,
-            "=out R,H; x R,H; branch R,H; bias H", out, x, branch, bias);
+            "=out R,H; x R,H; branch R,H; ?bias H", out, x, branch, bias);
 }
 
 void residual_backward(Tensor d_bias, Tensor d_out)

@@ -59,7 +59,7 @@ void gelu_forward(Tensor out, Tensor x);
 void gelu_backward(Tensor d_x, Tensor d_out, Tensor x);
 
 /* ---- residual: out = x + branch + bias. The gradients of x and branch are d_out itself. x, branch, out (R, H) ---- */
-void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias);
+void residual_forward(Tensor out, Tensor x, Tensor branch, Tensor bias /* or NONE */);
 void residual_backward(Tensor d_bias /* += */, Tensor d_out);
 
 /* ---- cross-entropy: loss (1) F64 += scale * (sum over rows of lse - logits[target]), lse (R) = log sum exp(logits).

@@ -197,14 +197,14 @@ void gelu_backward_kernel(Tensor d_x, Tensor d_out, Tensor x)
 void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
     const int64_t rows = tensor_rows(x), width = tensor_width(x);
-    const real *b = load(bias, 0, width, 0);
+    const real *b = bias.data ? load(bias, 0, width, 0) : NULL;
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
         const real *in = load(x, i * width, width, 1), *add = load(branch, i * width, width, 2);
         real *o = staging(out, i * width, width, 3);
         for (int64_t j = 0; j < width; j++)
-            o[j] = in[j] + add[j] + b[j];
+            o[j] = in[j] + add[j] + (b ? b[j] : 0);
         store(out, i * width, width, o);
     }
 }

@@ -43,10 +43,11 @@ __global__ void residual_forward_rows(T *out, const T *x, const T *branch, const
 {
     EACH_ROW(i, rows)
         EACH_COLUMN(j, N, width) {
-            float v[N], add[N], b[N];
+            float v[N], add[N], b[N] = {0};
             load(v, x + i * width + j, N);
             load(add, branch + i * width + j, N);
-            load(b, bias + j, N);
+            if (bias)
+                load(b, bias + j, N);
             for (int k = 0; k < N; k++)
                 v[k] = v[k] + add[k] + b[k];
             store(out + i * width + j, v, N);
@@ -55,7 +56,7 @@ __global__ void residual_forward_rows(T *out, const T *x, const T *branch, const
 
 void residual_forward_kernel(Tensor out, Tensor x, Tensor branch, Tensor bias)
 {
-    FOR_TYPE(x.dtype, T, PACKED(rows_aligned(out, x, branch, bias), T, N,
+    FOR_TYPE(x.dtype, T, PACKED(rows_aligned(out, x, branch, bias.data ? bias : x), T, N,
         LAUNCH_ROWS(x, N, residual_forward_rows<T, N>, out, x, branch, bias)));
 }
 
