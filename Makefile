@@ -50,7 +50,7 @@ COMMON_cpu := $(COMMON) $(basename $(wildcard common/transformer/cpu/*.c)) commo
 COMMON_cpu64 := $(COMMON_cpu)
 COMMON_cuda := $(COMMON) $(basename $(wildcard common/transformer/cuda/*.cu)) common/comm/$(if $(NCCL),nccl,no_nccl)
 OWN := 02_mixed_precision/fp8 05_tensor_parallel/vocabulary 07_context_parallel/key_blocks 08_fused_kernels/fused \
-	10_expert_parallel/experts
+	10_expert_parallel/experts 12_llama/llama
 OWN_cpu := $(OWN) $(OWN:%=%_cpu)
 OWN_cpu64 := $(OWN_cpu)
 OWN_cuda := $(OWN) $(basename $(wildcard $(OWN:%=%_cuda.cu) $(OWN:%=%_cuda/*.cu)))
@@ -112,7 +112,7 @@ run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE
 unless_given = $(if $(filter --$(1) --$(1)=%,$(ARGS)),,--$(1) $(2))
 OF_RUN = $(if $(filter 00,$(NUMBER)),,$(if $(SIMULATE),$(call unless_given,preset,tiny) $(call unless_given,steps,20),\
 	$(call unless_given,steps,300) $(call unless_given,eval-every,100) \
-	$(if $(filter 01 02 03 04 08,$(NUMBER)),$(call unless_given,sample,300))))
+	$(if $(filter 01 02 03 04 08 12,$(NUMBER)),$(call unless_given,sample,300))))
 include tests/tests.mk $(filter-out %/machine.mk,$(wildcard tools/*/*.mk tools/*/*/*.mk))
 
 help:

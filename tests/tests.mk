@@ -24,7 +24,7 @@ TEST_NAMES := $(sort book $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_mixed_precision := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
-STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_mixed_precision)
+STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_mixed_precision) $(BUILD)/cpu64/diagnose_llama
 STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) parity ladder test_comm) $(BUILD)/cpu/parity
 STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,planted_kernels ladder 08_fused_kernels)
 # These start no program of the project.
@@ -54,7 +54,7 @@ test-cuda: deps		## compare operators and gradients on a GPU with the CPU
 		$(if $(NO_NVCC),,$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
 	@$(BUILD)/cuda/test_cuda
 
-bench: deps		## measure the speed of 01 beside this machine's sgemm
+bench: deps		## measure the speed of 01 and 12 beside this machine's sgemm
 	@$(MAKE) --no-print-directory cpu $(BUILD)/cpu/bench
 	@$(CURDIR)/$(BUILD)/cpu/bench
 

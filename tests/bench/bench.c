@@ -1,7 +1,7 @@
-/* The FLOP/s of 01_single_gpu over those of this machine's OpenBLAS sgemm (1024 x 1024 x 1024), and the time of each
- * operator in a step. sgemm is measured before and after every run, because a machine's speed changes over time. A
- * round whose two sgemm rates differ by more than a tenth was disturbed and is repeated, a few times. The model has
- * 6N + 12*L*h*s FLOPs per token.
+/* The FLOP/s of 01_single_gpu, and of 12_llama on one rank, over those of this machine's OpenBLAS sgemm (1024 x 1024 x
+ * 1024), and the time of each operator in a step. sgemm is measured before and after every run, because a machine's
+ * speed changes over time. A round whose two sgemm rates differ by more than a tenth was disturbed and is repeated, a
+ * few times. A model has 6N + 12*L*h*s FLOPs per token.
  */
 #include <cblas.h>
 #include <math.h>
@@ -15,11 +15,13 @@
 enum { ROUNDS = 5, TRIES = 12 };
 
 static const struct {
-    const char *name, *options;
+    const char *name, *program, *options;
     int steps;
 } shapes[] = {
-    {"small: L4 h256 T128 B4 v256", "--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 128 --micro-batch 4", 30},
-    {"124M: L12 h768 T64 B4 v50304", "--preset 124m --seq 64 --micro-batch 4", 4},
+    {"small: L4 h256 T128 B4 v256", "01_single_gpu",
+     "--layers 4 --hidden 256 --heads 4 --vocab 256 --seq 128 --micro-batch 4", 30},
+    {"124M: L12 h768 T64 B4 v50304", "01_single_gpu", "--preset 124m --seq 64 --micro-batch 4", 4},
+    {"Llama 135M: L30 h576 T64 B4", "12_llama", "--preset smollm2-135m --seq 64 --micro-batch 4", 4},
 };
 enum { SHAPES = sizeof shapes / sizeof *shapes };
 
@@ -53,8 +55,8 @@ static Speed measure(int shape, int threads)
 
     for (int try = 0; try < TRIES && s.rounds < ROUNDS; try++) {
         const double before = sgemm_rate(threads);
-        run_well(BUILD "/cpu/01_single_gpu %s --accumulate 1 --steps %d --threads %d --quiet --metrics m.csv "
-                 "--report r.json", shapes[shape].options, shapes[shape].steps + 1, threads);
+        run_well(BUILD "/cpu/%s %s --accumulate 1 --steps %d --threads %d --quiet --metrics m.csv "
+                 "--report r.json", shapes[shape].program, shapes[shape].options, shapes[shape].steps + 1, threads);
         const double after = sgemm_rate(threads);
         if (fabs(before - after) > 0.1 * fmax(before, after))
             continue;

@@ -15,6 +15,7 @@
 #include "../../07_context_parallel/key_blocks.h"
 #include "../../08_fused_kernels/fused.h"
 #include "../../10_expert_parallel/experts.h"
+#include "../../12_llama/llama.h"
 #include "../../common/ultrascale.h"
 #include "../../common/base/formats.h"
 #include "../tensors.h"
@@ -192,6 +193,7 @@ static void residual(const int64_t *n)
     const Tensor x = in("x", s), branch = in("branch", s), d_out = in("d_out", s);
 
     residual_forward(out("out", s), x, branch, in("bias", shape(n[1])));
+    residual_forward(out("without bias", s), x, branch, NONE);
     residual_backward(added("d_bias", shape(n[1])), d_out);
 }
 
@@ -442,6 +444,52 @@ static void experts(const int64_t *n)
 
 /* ---- All cases ---- */
 
+/* ---- 12's ---- */
+
+static void rmsnorm(const int64_t *n)
+{
+    const int64_t R = n[0], W = n[1];
+    const Tensor x = in("x", shape(R, W)), w = in("weight", shape(W)), rstd = real_out("rstd", shape(R));
+    const Tensor d_out = in("d_out", shape(R, W)), d_x = changed("d_x", shape(R, W)), d_w = added("d_weight", shape(W));
+
+    rmsnorm_forward(out("out", shape(R, W)), rstd, x, w, 1e-5);
+    rmsnorm_backward(d_x, d_w, d_out, x, rstd, w);
+}
+
+static void swiglu(const int64_t *n)
+{
+    const int64_t R = n[0], W = n[1];
+    const Tensor x = in("gate_up", shape(R, 2 * W)), large = in("large", shape(R, 2 * W)), d = in("d_out", shape(R, W));
+
+    swiglu_forward(out("out", shape(R, W)), x);
+    swiglu_backward(out("d_gate_up", shape(R, 2 * W)), d, x);
+    tensor_scale(large, 60);                    /* exp overflows */
+    swiglu_forward(out("out of large", shape(R, W)), large);
+    swiglu_backward(out("d_gate_up of large", shape(R, 2 * W)), d, large);
+}
+
+static void grouped_rope(const int64_t *n)
+{
+    const int64_t B = n[0], T = n[1], A = n[2], K = n[3], D = n[4];
+    const Tensor rope = real_out("rope", shape(T, D)), qkv = changed("qkv", shape(B, T, (A + 2 * K) * D));
+
+    scaled_rope_table(rope, 1000, (RopeScaling){8, 1, 4, 64});
+    grouped_rope_forward(qkv, rope, K);
+    scaled_rope_table(rope, 500, (RopeScaling){0});
+    grouped_rope_backward(qkv, rope, K);
+}
+
+static void grouped_attention(const int64_t *n)
+{
+    const int64_t B = n[0], T = n[1], A = n[2], K = n[3], D = n[4];
+    const Shape of_qkv = shape(B, T, (A + 2 * K) * D), of_probs = shape(B, A, T, T);
+    const Tensor qkv = in("qkv", of_qkv), probs = out("probs", of_probs), d_out = in("d_out", shape(B, T, A * D));
+
+    outputs[output_count - 1].lower = true;
+    grouped_attention_forward(out("out", shape(B, T, A * D)), probs, qkv);
+    grouped_attention_backward(out("d_qkv", of_qkv), guarded(type, "d_probs", of_probs), d_out, qkv, probs);
+}
+
 enum { SIZES = 14 };
 
 /* The types in which an operator runs: activations in each type (BOTH_GRADIENTS: and its parameters' gradients in REAL
@@ -489,6 +537,11 @@ static const struct {
     {"fp8", fp8, IN_FP8,
      {{16, 16, 16, 0}, {3, 17, 5, 0}, {67, 130, 5, 0}, {64, 128, 272, 0}, {320, 160, 48, 0},
       {16, 16, 16, 1}, {3, 17, 5, 1}, {67, 130, 5, 1}, {64, 128, 272, 1}, {320, 160, 48, 1}}},
+    {"rmsnorm", rmsnorm, BOTH_GRADIENTS, ROWS},
+    {"swiglu", swiglu, EACH_TYPE, ROWS},
+    {"grouped_rope", grouped_rope, EACH_TYPE, {{1, 1, 1, 1, 2}, {2, 5, 6, 3, 8}, {1, 67, 4, 1, 20}}},
+    {"grouped_attention", grouped_attention, IN_REAL,
+     {{1, 1, 1, 1, 2}, {2, 5, 6, 3, 8}, {2, 65, 4, 1, 20}, {1, 130, 3, 3, 64}, {1, 600, 4, 2, 16}, {1, 1030, 2, 1, 8}}},
     {"experts", experts, EACH_TYPE,
      {{1, 1, 1, 1, 1, 2}, {2, 5, 3, 3, 5, 17}, {3, 67, 8, 2, 21, 48}, {2, 70, 40, 1, 2, 130}, {1, 33, 70, 4, 3, 1028}}},
 };

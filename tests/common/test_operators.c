@@ -1,5 +1,5 @@
-/* Tests operators against plain loops in double, on ragged shapes, and their error for operands that don't fit. Rotary
- * positions and attention are tested by finite differences and against Hugging Face (tests/programs).
+/* Tests operators, with 12's, against plain loops in double, on ragged shapes, and their error for operands that don't
+ * fit. Rotary positions and attention are tested by finite differences and against Hugging Face (tests/programs).
  *
  * Each tensor lies between guards of NaN, and outputs are NaN before the operator runs. So a read past an end, or an
  * addition to an unwritten output, shows in the result; a write past an end changes a guard.
@@ -11,6 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../../12_llama/llama.h"
 #include "../../common/ultrascale.h"
 #include "../../common/transformer/cpu/vector_math.h"
 #include "../harness.h"
@@ -321,6 +322,139 @@ static void square_sums(void **state)
     }
 }
 
+/* ---- 12's operators ---- */
+
+/* As in layernorm_case, the expected backward uses the full Jacobian of n = x rstd: d n_k / d x_j = (delta_kj -
+ * n_k n_j / H) rstd. */
+static void rmsnorm(void **state)
+{
+    const double eps = 1e-6;
+
+    EACH(R, all_rows) EACH(H, all_widths) {
+        const Tensor x = filled("x", shape(R, H)), weight = filled("weight", shape(H)), out = empty("out", shape(R, H));
+        const Tensor rstd = empty("rstd", shape(R)), d_out = filled("d_out", shape(R, H));
+        const Tensor d_x = filled("d_x", shape(R, H)), d_weight = filled("d_weight", shape(H));
+        double *want_out = zeros(R * H), *want_rstd = zeros(R), *want_d_x = numbers(d_x), *n = zeros(H);
+        double *want_d_weight = numbers(d_weight);
+
+        for (int64_t i = 0; i < R; i++) {
+            const real *in = data(x) + i * H, *d_o = data(d_out) + i * H;
+            double square = 0;
+            for (int64_t j = 0; j < H; j++)
+                square += (double)in[j] * in[j] / H;
+            want_rstd[i] = 1 / sqrt(square + eps);
+            for (int64_t j = 0; j < H; j++) {
+                n[j] = in[j] * want_rstd[i];
+                want_out[i * H + j] = n[j] * data(weight)[j];
+                want_d_weight[j] += d_o[j] * n[j];
+            }
+            for (int64_t j = 0; j < H; j++)
+                for (int64_t k = 0; k < H; k++)
+                    want_d_x[i * H + j] += (double)d_o[k] * data(weight)[k] * want_rstd[i]
+                                           * ((k == j) - n[k] * n[j] / H);
+        }
+        rmsnorm_forward(out, rstd, x, weight, eps);
+        rmsnorm_backward(d_x, d_weight, d_out, x, rstd, weight);
+        assert_close(out, want_out);
+        assert_close(rstd, want_rstd);
+        assert_close(d_x, want_d_x);
+        assert_close(d_weight, want_d_weight);
+        guarded_release();
+    }
+}
+
+static void swiglu(void **state)
+{
+    static const int64_t powers[] = {1, 100};           /* 100: silu is 0, or its input */
+
+    EACH(R, all_rows) EACH(F, all_widths) EACH(power, powers) {
+        const Tensor gate_up = filled("gate_up", shape(R, 2 * F)), out = empty("out", shape(R, F));
+        const Tensor d_out = filled("d_out", shape(R, F)), d_gate_up = empty("d_gate_up", shape(R, 2 * F));
+        double *want = zeros(R * F), *want_d = zeros(R * 2 * F);
+
+        for (int64_t i = 0; i < R * 2 * F; i++)
+            data(gate_up)[i] *= power;
+        for (int64_t i = 0; i < R * F; i++) {
+            const int64_t at = i / F * 2 * F + i % F;
+            const double gate = data(gate_up)[at], up = data(gate_up)[at + F], s = 1 / (1 + exp(-gate));
+            want[i] = gate * s * up;
+            want_d[at] = data(d_out)[i] * up * (s + gate * s * (1 - s));
+            want_d[at + F] = data(d_out)[i] * gate * s;
+        }
+        swiglu_forward(out, gate_up);
+        swiglu_backward(d_gate_up, d_out, gate_up);
+        assert_close(out, want);
+        assert_close(d_gate_up, want_d);
+        guarded_release();
+    }
+}
+
+/* The element of head a, of all heads of q, k and v, of a token. */
+static double of_head(Tensor qkv, int64_t token, int64_t a, int64_t D, int64_t j)
+{
+    return data(qkv)[token * tensor_width(qkv) + a * D + j];
+}
+
+/* B sequences of T tokens; A heads of q, of size D, that share K of k and v. */
+static void grouped_attention_case(int64_t B, int64_t T, int64_t A, int64_t K, int64_t D)
+{
+    const Tensor qkv = filled("qkv", shape(B, T, (A + 2 * K) * D)), out = empty("out", shape(B, T, A * D));
+    const Tensor probs = empty("probs", shape(B, A, T, T)), d_out = filled("d_out", shape(B, T, A * D));
+    const Tensor d_qkv = empty("d_qkv", shape(B, T, (A + 2 * K) * D)), d_probs = empty("d_probs", shape(B, A, T, T));
+    const int64_t width = (A + 2 * K) * D;
+    double *want = zeros(B * T * A * D), *want_probs = zeros(B * A * T * T), *want_d = zeros(B * T * width);
+    double *d_p = zeros(T);
+
+    for (int64_t b = 0; b < B; b++)
+        for (int64_t a = 0; a < A; a++)
+            for (int64_t i = 0; i < T; i++) {
+                const int64_t k = A + a / (A / K), v = k + K, query = b * T + i;
+                double *p = want_probs + ((b * A + a) * T + i) * T, sum = 0, dot = 0;
+                for (int64_t t = 0; t <= i; t++) {
+                    double score = 0;
+                    for (int64_t j = 0; j < D; j++)
+                        score += of_head(qkv, query, a, D, j) * of_head(qkv, b * T + t, k, D, j);
+                    sum += p[t] = exp(score / sqrt(D));
+                }
+                for (int64_t t = 0; t <= i; t++) {
+                    p[t] /= sum, d_p[t] = 0;
+                    for (int64_t j = 0; j < D; j++) {
+                        const double d = data(d_out)[query * A * D + a * D + j];
+                        want[query * A * D + a * D + j] += p[t] * of_head(qkv, b * T + t, v, D, j);
+                        d_p[t] += d * of_head(qkv, b * T + t, v, D, j);
+                        want_d[(b * T + t) * width + v * D + j] += p[t] * d;
+                    }
+                    dot += p[t] * d_p[t];
+                }
+                for (int64_t t = 0; t <= i; t++)
+                    for (int64_t j = 0; j < D; j++) {
+                        const double d_score = p[t] * (d_p[t] - dot) / sqrt(D);
+                        want_d[query * width + a * D + j] += d_score * of_head(qkv, b * T + t, k, D, j);
+                        want_d[(b * T + t) * width + k * D + j] += d_score * of_head(qkv, query, a, D, j);
+                    }
+            }
+    grouped_attention_forward(out, probs, qkv);
+    grouped_attention_backward(d_qkv, d_probs, d_out, qkv, probs);
+    assert_close(out, want);
+    assert_close(d_qkv, want_d);
+    for (int64_t row = 0; row < B * A * T; row++)       /* what lies above the diagonal is nobody's */
+        for (int64_t t = row % T + 1; t < T; t++)
+            data(probs)[row * T + t] = 0;
+    assert_close(probs, want_probs);
+    guarded_release();
+}
+
+static void grouped_attention(void **state)
+{
+    static const int64_t lengths[] = {1, 3, 70, 131};
+
+    EACH(T, lengths) {
+        grouped_attention_case(2, T, 4, 4, 6);
+        grouped_attention_case(1, T, 6, 2, 8);
+        grouped_attention_case(3, T, 3, 1, 2);
+    }
+}
+
 /* ---- exp ---- */
 
 #ifdef REAL64
@@ -362,8 +496,10 @@ static void nan_stays_nan(void **state)
         data(x)[place] = NAN;
         ((int32_t *)targets.data)[place / H] = 3;
         layernorm_forward(out, stats, x, weight, weight);
+        rmsnorm_forward(d_x, lse, x, weight, 1e-5);
         for (int64_t i = 0; i < R * H; i++)
-            assert_true(!!isnan(data(out)[i]) == (i / H == place / H));
+            assert_true(!!isnan(data(out)[i]) == (i / H == place / H)
+                        && !!isnan(data(d_x)[i]) == (i / H == place / H));
         gelu_forward(out, x);
         gelu_backward(d_x, d_out, x);
         for (int64_t i = 0; i < R * H; i++)
@@ -384,7 +520,8 @@ static void nan_stays_nan(void **state)
 
 static void threads_change_no_bit(void **state)
 {
-    static void (*const tests[])(void **) = {embedding, layernorm, gelu, residual, cross_entropy, square_sums};
+    static void (*const tests[])(void **) = {embedding, layernorm, gelu, residual, cross_entropy, square_sums,
+                                             rmsnorm, swiglu, grouped_attention};
     uint64_t of_one = 0;
 
     for (int threads = 1; threads <= 3; threads++) {
@@ -495,6 +632,9 @@ int main(int argc, char **argv)
         cmocka_unit_test(cross_entropy),
         cmocka_unit_test(weight_decay_does_not_drift),
         cmocka_unit_test(square_sums),
+        cmocka_unit_test(rmsnorm),
+        cmocka_unit_test(swiglu),
+        cmocka_unit_test(grouped_attention),
         cmocka_unit_test(exponential),
         cmocka_unit_test(nan_stays_nan),
         cmocka_unit_test(threads_change_no_bit),

@@ -117,6 +117,7 @@ static void command_lines(void **state)
 #define COMBINED 4, "09_combined"
 #define EXPERTS "10_expert_parallel"
 #define FIVE 4, "11_five_dimensions"
+#define LLAMA "12_llama"
 #define ONE_CHUNK "--chunks: expected 1 unless --schedule is interleaved, got "
 #define TIMES "--times: expected T_F,T_B,T_W,TRANSFER, time slots from 1 to 99 (TRANSFER from 0), got "
 #define FUSE "--fuse: expected all, none, or a list like a,b of attention"
@@ -162,6 +163,14 @@ static const struct {
      "--span: expected a divisor of 12, so that no sequence chunk (24 tokens) and no rank (12 rows) has a part of a "
      "span, got 24"},
     {FIVE, 2, "--experts 4 --top-k 5", "--top-k: expected at most --experts 4, got 5"},
+    {1, LLAMA, 2, "--heads 6 --kv-heads 4",
+     "--kv-heads: expected a divisor of --heads 6, which is 1, 2, 3 or 6, got 4"},
+    {4, LLAMA, 1, "--heads 12 --kv-heads 3",
+     "--kv-heads 3 on 4 ranks: expected a multiple of the ranks, so that each has its own, or a divisor, so that each "
+     "head has as many copies"},
+    {4, LLAMA, 1, "--heads 6 --kv-heads 2", "--heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
+    {3, LLAMA, 1, "--heads 6 --mlp 2", "--mlp 2: expected at least 3"},
+    {1, LLAMA, 1, "--load dense", "\"model_type\" is \"gpt_neox\", but this run's model has \"llama\""},
     {1, "01_single_gpu", 1, "--load mixture", "\"num_local_experts\" is 8, but this run's model has none"},
 };
 

@@ -1,5 +1,6 @@
 /* All programs but 00 against 01: parallel configurations in float64, on the same global batch. A model with experts is
- * compared with 10 on one rank. Also the playbook column of the memory table, and the pairs of attention in 07. */
+ * compared with 10 on one rank, a Llama with 12 on one rank. Also the playbook column of the memory table, and the
+ * pairs of attention in 07. */
 #include <cjson/cJSON.h>
 #include <math.h>
 #include <stdio.h>
@@ -22,6 +23,7 @@ enum { BEFORE = 2, MOST_STEPS = 20 };   /* the reference saves a checkpoint afte
 
 #define EXPERTS(e, k, more) .model = "--experts " #e " --top-k " #k " --balance 0.1 " more
 #define SPAN(tokens) "--capacity 0.8 --span " #tokens
+#define LLAMA(K, more) .model = "--kv-heads " #K " --mlp 37 " more
 #define FP32 "--dtype fp32 "
 #define PIPELINE 0, 8, 16, 2            /* dp, seq, hidden, heads */
 
@@ -99,6 +101,12 @@ static const Configuration cases[] = {
     {"11_five_dimensions", FP32 "--pp 3 --dp 2 --ep 2", 6, 3, 1, 3, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
     {"11_five_dimensions", FP32 "--tp 3 --ep 6 --zero 0", 6, 3, 3, 1, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
     {"11_five_dimensions", FP32, 1, 3, 3, 2, "none", EXPERTS(6, 3, "--capacity 0")},
+
+    /* KV heads below, equal to and above the ranks; MLPs, rows and a vocabulary that are no multiple of the ranks */
+    {"12_llama", "", 1, 3, 1, 3, "full", LLAMA(2, "--untied"), .exact = true},
+    {"12_llama", "", 3, 2, 1, 1, "selective", .seq = 7, LLAMA(3, "")},
+    {"12_llama", "", 5, 1, 2, 2, "full", .hidden = 60, .heads = 10, LLAMA(1, "--untied --rope-theta 500000")},
+    {"12_llama", "--sequence-parallel", 8, 2, 1, 2, "none", 0, 16, 64, 8, 101, LLAMA(4, "")},
 };
 
 /* Options, numbers of ranks and shapes, with 24 heads, which every number of ranks divides. make test-full compares all
@@ -122,6 +130,11 @@ static const struct {
     {"10_expert_parallel", {"--ep 3"}, {3, 6}, {2}, {1, 2}, {16}, EXPERTS(6, 3, "--capacity 0")},
     {"10_expert_parallel", {"--ep 6"}, {6}, {2}, {1, 2}, {16}, EXPERTS(6, 3, "--capacity 0")},
     {"10_expert_parallel", {"--ep 8"}, {8}, {2}, {1, 2}, {16}, EXPERTS(8, 3, "--capacity 0.7")},
+    /* of 24 heads, as many of k and v, half, two, one */
+    {"12_llama", {"", "--sequence-parallel"}, {1, 2, 3, 4, 6, 8}, {3}, {3}, {16}, LLAMA(24, "")},
+    {"12_llama", {"", "--sequence-parallel"}, {2, 3, 4, 6}, {2}, {3}, {16}, LLAMA(12, "--untied")},
+    {"12_llama", {"", "--sequence-parallel"}, {2, 4, 6, 8}, {2}, {3}, {16}, LLAMA(2, "")},
+    {"12_llama", {"", "--sequence-parallel"}, {2, 3, 4, 8}, {2}, {3}, {16}, LLAMA(1, "--untied")},
 };
 
 static double worst[4];                 /* differences of gradients, checkpoints, losses and norms */
@@ -149,6 +162,16 @@ static const char *model_options(const Configuration *l)
     return text;
 }
 
+static bool has_experts(const Configuration *l)
+{
+    return l->model && strstr(l->model, "--experts");
+}
+
+static const char *reference_program(const Configuration *l)
+{
+    return has_experts(l) ? "10_expert_parallel" : l->model ? "12_llama" : "01_single_gpu";
+}
+
 /* Runs the reference on the same global batch, unless its results are stored: BEFORE steps, then from a checkpoint to
  * the last. Each part leaves PART.safetensors, PART.json and a checkpoint PART, both one m.csv, in the directory of
  * which it sets the name. */
@@ -165,7 +188,7 @@ static void reference(const Configuration *l, char name[128])
     for (int part = 0; part < 2 && !exists.status; part++)
         run_well(BUILD "/cpu64/%s %s --micro-batch 1 --accumulate %d --steps %d --dump-gradients "
                  "%s/%d.safetensors --metrics %s/m.csv --report %s/%d.json --save %s/%d %s %s%s",
-                 l->model ? "10_expert_parallel" : "01_single_gpu", model_options(l), sequences,
+                 reference_program(l), model_options(l), sequences,
                  part ? last_step() : BEFORE, name, part, name, name, part, name, part, part ? "--load" : "",
                  part ? name : "", part ? "/0" : "");
     result_free(exists);
@@ -263,7 +286,7 @@ static void compare_with_01(const Configuration *l)
     for (int k = 0; k < 3; k++)
         assert_true(json_number(saved("row", "trainer.json"), "%s", counts[k])
                     == json_number(saved(last, "trainer.json"), "%s", counts[k]));
-    for (int k = 0; k < (l->model ? 4 : 2); k++) {
+    for (int k = 0; k < (has_experts(l) ? 4 : 2); k++) {
         assert_int_equal(read_column("row.csv", columns[k], is, MOST_STEPS), steps - first);
         assert_int_equal(read_column(in_temporary("%s/m.csv", base), columns[k], want, MOST_STEPS), steps);
         for (int s = first; s < steps; s++)
@@ -295,8 +318,8 @@ static void compare_product(int i, const char *options, int n, int number)
         compare_with_01(&(Configuration){
             products[i].program, options, n, products[i].layers[j % layers],
             products[i].micro_batch[j / layers % sizes], 1 + k / 3, recomputed[k % 3],
-            .dp = products[i].model ? n : 0, .seq = products[i].seq[j / layers / sizes % lengths], .heads = 24,
-            .model = products[i].model});
+            .dp = strncmp(products[i].program, "10", 2) ? 0 : n, .seq = products[i].seq[j / layers / sizes % lengths],
+            .heads = 24, .model = products[i].model});
     }
 }
 
@@ -417,6 +440,7 @@ static void playbook_columns(void **state)
 {
     const double block = 12 * 64 * 64 + 13 * 64, N = 64 * 97 + 4 * block + 2 * 64, sbh = 32 * 2 * 64;
     const double square = 5.0 * 4 * 32 / 64;                    /* 5 a s / h */
+    const double llama = 2 * 64 * 97 + 4 * (2 * 64 * 64 + 2 * 64 * 32 + 3 * 64 * 96 + 2 * 64) + 64;
     const struct {
         const char *start, *options;
         int rank;
@@ -444,6 +468,8 @@ static void playbook_columns(void **state)
         {"mpiexec -n 2 07_context_parallel", "", 1, "activations", 4 * sbh * 34 / 2},
         {"08_fused_kernels", "", 0, "activations", 4 * sbh * 34},
         {"08_fused_kernels", "--fuse none", 0, "activations", 4 * sbh * (34 + square)},
+        {"mpiexec -n 2 12_llama", "--kv-heads 2 --mlp 96 --untied", 1, "optimizer", 8 * llama / 2},
+        {"mpiexec -n 2 12_llama", "--sequence-parallel", 1, "activations", 4 * sbh * (34 + square) / 2},
     };
 
     for (unsigned i = 0; i < sizeof cases / sizeof *cases; i++) {
@@ -500,6 +526,7 @@ int main(void)
         AGREES("09_combined"),
         AGREES("10_expert_parallel"),
         AGREES("11_five_dimensions"),
+        AGREES("12_llama"),
         cmocka_unit_test(large_numbers_do_not_overflow),
         cmocka_unit_test(playbook_columns),
         cmocka_unit_test(pairs_are_what_the_mask_leaves),

@@ -14,7 +14,7 @@ base_of() {             # of a program, or of one of its files
     */mixture.c) echo 10_expert_parallel ;;
     04_*) echo 03_data_parallel ;;
     08_*) echo 02_mixed_precision ;;
-    09_*) echo 05_tensor_parallel ;;
+    09_* | 12_*) echo 05_tensor_parallel ;;
     11_*) echo 09_combined ;;
     00_* | 01_*) echo "" ;;
     *) echo 01_single_gpu ;;

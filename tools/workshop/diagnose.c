@@ -15,6 +15,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+#ifdef LLAMA
+#include "../../12_llama/hugging_face.h"
+#endif
 #include "../../common/run/safetensors.h"
 #include "diagnose_differences.h"
 #include "process.h"
@@ -237,7 +240,7 @@ static void print_loss(void)
     char words[256];
 
     name_factor(words, sizeof words, candidate_loss / right_loss, true);
-    printf("the loss of this step is %.10g, but 01 gives %.10g: ", candidate_loss, right_loss);
+    printf("the loss of this step is %.10g, but " REFERENCE " gives %.10g: ", candidate_loss, right_loss);
     if (strstr(words, " (= "))
         printf("%s\n", words);
     else
@@ -339,6 +342,9 @@ int main(int argc, char **argv)
 
     const Layout *of_01 = mistakes_begin("diagnose", "Explains what is wrong with dumped gradients.", argc, argv,
                                          (ProgramOption[]){
+#ifdef LLAMA
+        LLAMA_OPTIONS,
+#endif
         {"candidate", OPTION_TEXT, &candidate, "file written by --dump-gradients", "FILE"},
         {"candidate-loss", OPTION_DOUBLE, &candidate_loss, "loss of that step", "X", 0, 1e9},
         {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "gradient norm of that step", "X", 0, 1e30},

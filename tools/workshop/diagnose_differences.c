@@ -19,18 +19,22 @@ int group_sizes[10];
 static int64_t B, T, L, D;      /* sequences per micro-batch, tokens of each, layers, head size */
 static int sequences;           /* of the global batch */
 
-/* Adds the parameters with this label, in three pieces those of QKV. */
+/* Adds the parameters with this label, in three pieces those of QKV, unless the table has q, k and v apart. */
 static void add_pieces(const char *label)
 {
     static const char *const suffix[] = {" (q)", " (k)", " (v)"};
-    const bool qkv = strstr(label, "qkv");
+    const size_t length = strlen(label);
 
-    for (const ParamInfo *p = layout->table; p < layout->table + layout->parameters; p++)
-        for (int w = qkv ? 0 : -1; w < (qkv ? 3 : 0) && !strcmp(label, p->label); w++) {
+    for (const ParamInfo *p = layout->table; p < layout->table + layout->parameters; p++) {
+        const bool qkv = !strcmp(label, p->label) && strstr(label, "qkv");
+        if (strncmp(label, p->label, length) || (p->label[length] && p->label[length] != ' '))
+            continue;
+        for (int w = qkv ? 0 : -1; w < (qkv ? 3 : 0); w++) {
             Piece *piece = &pieces[piece_count++];
             *piece = (Piece){.param = p, .which = w, .rows = qkv ? p->rows / 3 : p->rows, .cols = p->cols};
-            snprintf(piece->name, sizeof piece->name, "%s%s", label, qkv ? suffix[w] : "");
+            snprintf(piece->name, sizeof piece->name, "%s%s", p->label, qkv ? suffix[w] : "");
         }
+    }
 }
 
 static void list_pieces(void)
@@ -40,6 +44,7 @@ static void list_pieces(void)
                                            "ln1_bias"};
 
     pieces = calloc(3 * layout->parameters, sizeof *pieces);
+    add_pieces("head");
     add_pieces("final_weight");
     add_pieces("final_bias");
     for (int64_t l = L - 1; l >= 0; l--)

@@ -1,5 +1,5 @@
 /* 01 with a well-known mistake made on purpose: computes on one rank, in float64, what a wrong parallel program would
- * compute on many. */
+ * compute on many. Compiled with LLAMA, it is 12 instead of 01. */
 #ifndef DIAGNOSE_MISTAKES_H
 #define DIAGNOSE_MISTAKES_H
 
@@ -15,11 +15,12 @@ typedef enum {
     FROM_ZERO,                  /* each rank counts its tokens' positions from 0 */
     /* in backward: */
     OWN_TOKENS,                 /* all gradients: only the first rank's tokens */
-    OWN_ROWS,                   /* gradients of LayerNorms and biases: only the first rank's rows of a micro-batch */
+    OWN_ROWS,                   /* gradients of norms and biases: only the first rank's rows of a micro-batch */
+    COPIES,                     /* 12: gradients of k and v: only the heads of q beside each KV head's first copy */
     PARTIAL_SUMS,               /* only those of the first rank; gradients after them differ from those of real ranks */
     ONE_USE,                    /* of the embedding: the other adds no gradient */
     OF_ANOTHER_BLOCK,           /* these activations are read in all blocks */
-    D_X_KEPT,                   /* d_x is not set to zero before the last LayerNorm's backward */
+    D_X_KEPT,                   /* d_x is not set to zero before the last norm's backward */
     D_X_TOO_EARLY               /* proj_bias gets d_x as it is before LayerNorm's backward adds to it */
 } Kind;
 
@@ -28,6 +29,12 @@ enum { PROJ_BIAS = 1, DOWN_BIAS = 2 };
 enum { D_LN1 = 1, D_LN2 = 2, D_FINAL = 4 };
 enum { LOOKUP = 1, HEAD = 2 };
 enum { PROBS_OF_FIRST = 1, PROBS_OF_LAST = 2, ALL_OF_LAST = 4 };
+
+#ifdef LLAMA
+#define REFERENCE "12 on one rank"
+#else
+#define REFERENCE "01"
+#endif
 
 typedef struct {
     const char *text;           /* completes "matches a run in which" */

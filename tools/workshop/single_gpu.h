@@ -1,8 +1,11 @@
-/* 01 without its main, for a program that uses its static functions and variables. Include it in one file only. */
+/* 01, or with LLAMA defined 12 on one rank, without its main, for a program that uses its static functions and
+ * variables. Include it in one file only. */
 #ifndef SINGLE_GPU_H
 #define SINGLE_GPU_H
 
-#ifndef SINGLE_GPU
+#if !defined SINGLE_GPU && defined LLAMA
+#define SINGLE_GPU "../../12_llama/train.c"
+#elif !defined SINGLE_GPU
 #define SINGLE_GPU "../../01_single_gpu/train.c"           /* make verify may take the one of the last commit */
 #endif
 #define main single_gpu_main                                /* the program has a main of its own */
@@ -14,7 +17,13 @@ static int first_step;              /* the step at which the loaded checkpoint w
 /* Does what 01's main does before its first step. */
 static Batch program_begin(const char *name, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
+#ifdef LLAMA
+    use_llama();
+#endif
     run_begin(name, summary, argc, argv, more);
+#ifdef LLAMA
+    tp = kv = world;
+#endif
     Batch batch = set_up();
     first_step = run_load(&optimizer);
     return batch;

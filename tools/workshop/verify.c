@@ -1,11 +1,11 @@
-/* make verify: compares a train.c that the user has edited or written with a reference: 01, or for mixtures 10 on one
- * rank, as git has them. Runs it in float64 with --check in a few parallel configurations, from a trained checkpoint:
- * at initial weights (biases 0, LayerNorm weights 1) some mistakes do not show. Compares the gradients of the first
- * step, tensor by tensor (diagnose.c explains wrong ones), losses, norms and learning rates of all steps, within
- * warm-up and decay, a validation loss, the checkpoint saved at the end, traffic and memory. --check compares the norm
- * and loss of every rank with those of rank 0. --clip is below the norm, so that a rank with another norm makes another
- * update. verify_cases.c has the configurations, verify_compare.c and verify_overflow.c the comparisons with the
- * reference, verify_costs.c that of traffic and memory; verify_report.c prints what is wrong.
+/* make verify: compares a train.c that the user has edited or written with a reference: 01, for mixtures 10 and for
+ * Llamas 12 on one rank, as git has them. Runs it in float64 with --check in a few parallel configurations, from a
+ * trained checkpoint: at initial weights (biases 0, LayerNorm weights 1) some mistakes do not show. Compares the
+ * gradients of the first step, tensor by tensor (diagnose.c explains wrong ones), losses, norms and learning rates of
+ * all steps, within warm-up and decay, a validation loss, the checkpoint saved at the end, traffic and memory. --check
+ * compares the norm and loss of every rank with those of rank 0. --clip is below the norm, so that a rank with another
+ * norm makes another update. verify_cases.c has the configurations, verify_compare.c and verify_overflow.c the
+ * comparisons with the reference, verify_costs.c that of traffic and memory; verify_report.c prints what is wrong.
  *
  *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64
  *
@@ -360,7 +360,8 @@ int main(int argc, char **argv)
     const int ranks = argc > 3 ? ranks_given(argv[3]) : 0;
     if (argc > 4)
         take_options(argv + 4);
-    printf("%s against %s, in float64, with --check:\n", stage, has_experts() ? "10 on one rank" : "01");
+    printf("%s against %s, in float64, with --check:\n", stage,
+           has_experts() ? "10 on one rank" : has_llama() ? "12 on one rank" : "01");
     for (int i = 0; i < case_count; i++)
         if (is_chosen(&cases[i], ranks)) {
             run_chosen(cases[i], ranks);

@@ -86,6 +86,13 @@ const Case cases[] = {
     {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = FULL},
     {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0 --accumulate 3", 6},
     {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2", 4},
+    {"12_llama", "--kv-heads 3 --untied", 1},
+    {"12_llama", "--kv-heads 2", 2},
+    {"12_llama", "--kv-heads 2 --recompute full", 4},               /* two copies of each KV head */
+    {"12_llama", "--kv-heads 1 --untied --sequence-parallel", 3},
+    {"12_llama", "--kv-heads 6 --sequence-parallel --recompute selective", 2},
+    {"12_llama", "--kv-heads 3", 3, .kind = FAR},
+    {"12_llama", "--kv-heads 2 --untied --sequence-parallel --recompute full", 4, .kind = FULL},
     {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
 };
 const int case_count = sizeof cases / sizeof *cases;
@@ -128,6 +135,11 @@ bool stage_is(const char *name)
 bool has_experts(void)
 {
     return stage_is("10_expert_parallel") || stage_is("11_five_dimensions");
+}
+
+bool has_llama(void)
+{
+    return stage_is("12_llama");
 }
 
 bool has_grid(void)
@@ -198,6 +210,12 @@ Shape shape_for(const Case *c)
     snprintf(s.model, sizeof s.model, "--layers %d --hidden %d --heads %d --vocab 97 --seq %d --lr 1e-3 "
              "--min-lr 1e-4 --warmup 5 --lr-decay-steps 8 --clip %g --threads 1 --quiet --data %s", s.layers, hidden,
              s.heads, s.seq, clip, token_file(20000, 97));
+    if (has_llama()) {
+        const bool untied = strstr(c->options, "--untied");
+        s.kv_heads = option(c, "--kv-heads", s.heads), s.mlp = option(c, "--mlp", 3 * hidden / 2 + 1);
+        add_text(s.model, sizeof s.model, " --kv-heads %d --mlp %d%s", s.kv_heads, s.mlp, untied ? " --untied" : "");
+        s.tied = !untied;
+    }
     snprintf(s.schedule, sizeof s.schedule, "--micro-batch %d --accumulate %d", s.micro_batch, s.accumulate);
     return s;
 }

@@ -26,6 +26,7 @@ extern const double CLIP;       /* below the gradient norm of every configuratio
 
 typedef struct {
     int ranks, layers, heads, seq, micro_batch, accumulate;
+    int kv_heads, mlp, tied;            /* 12's; else 0 */
     char model[512], schedule[128];     /* options for all runs; for runs of the program only */
 } Shape;
 
@@ -35,7 +36,8 @@ bool fits(const Case *c, int ranks);            /* whether they fill its grid, a
 
 bool starts_with(const char *text, const char *with);
 bool stage_is(const char *name);
-bool has_experts(void);                         /* 10 and 11 are compared with 10 on one rank, the others with 01 */
+bool has_experts(void);                         /* 10 and 11 are compared with 10 on one rank */
+bool has_llama(void);                           /* 12 is compared with 12 on one rank; all others with 01 */
 bool has_grid(void);
 
 const char *given(const char *name);            /* the text after an option in ARGS; NULL: the option is not given */

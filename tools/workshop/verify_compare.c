@@ -52,7 +52,7 @@ const char *mixture(const Shape *s)
 
 static const char *reference_program(void)
 {
-    return has_experts() ? "10_expert_parallel" : "01_single_gpu";
+    return has_experts() ? "10_expert_parallel" : has_llama() ? "12_llama" : "01_single_gpu";
 }
 
 /* Multiplies the tensors of a checkpoint whose names have these words. */
@@ -80,8 +80,8 @@ const char *checkpoint(const Shape *s, bool far)
     static char name[256];
     char saved[64];
 
-    snprintf(saved, sizeof saved, "trained_%d_%d_%d_%d%s", s->layers, s->heads, s->seq, hidden_of(s),
-             far ? "_far" : "");
+    snprintf(saved, sizeof saved, "trained_%d_%d_%d_%d_%d_%d_%d%s", s->layers, s->heads, s->seq, hidden_of(s),
+             s->kv_heads, s->mlp, s->tied, far ? "_far" : "");
     snprintf(name, sizeof name, "%s", in_temporary(saved));
     if (!access(name, F_OK))
         return name;
@@ -90,8 +90,9 @@ const char *checkpoint(const Shape *s, bool far)
         snprintf(usual, sizeof usual, "%s", checkpoint(s, false));
         snprintf(name, sizeof name, "%s", in_temporary(saved));
         run_well("cp -r %s %s", usual, name);
-        enlarge(name, "final_layer_norm.weight", 2000);
-        enlarge(name, "query_key_value", 50);
+        enlarge(name, has_llama() ? "model.norm.weight" : "final_layer_norm.weight", 2000);
+        for (int i = 0; i < 3; i++)
+            enlarge(name, (const char *[]){"query_key_value", "q_proj", "k_proj"}[i], 50);
     } else {
         run_well("%s/%s %s %s --lr 0.03 --warmup 1 --lr-decay-steps 0 --clip 1 --micro-batch 4 --steps %d --save %s",
                  reference, reference_program(), s->model, mixture(s), TRAINED, name);
@@ -172,11 +173,11 @@ static bool explain_gradients(const Case *c, const Shape *s, int sequences, bool
     read_column("m.csv", "grad_norm", norm, STEPS);
     if (rows && isfinite(loss[0]) && isfinite(norm[0]) && ranks_agree)
         snprintf(known, sizeof known, "--candidate-loss %.17g --candidate-norm %.17g", loss[0], norm[0]);
-    Result r = run("%s/diagnose %s --load %s --steps %d --micro-batch %d --accumulate %d --ranks %d "
-                   "--data-ranks %d --groups %s --candidate g.safetensors %s --tolerance %g %s", reference, s->model,
-                   checkpoint(s, c->kind & FAR), TRAINED + STEPS, s->micro_batch, sequences / s->micro_batch, s->ranks,
-                   sequences / (s->micro_batch * s->accumulate), *groups ? groups : "none", known,
-                   tolerance_for(c), by_norm);
+    Result r = run("%s/diagnose%s %s --load %s --steps %d --micro-batch %d --accumulate %d --ranks %d "
+                   "--data-ranks %d --groups %s --candidate g.safetensors %s --tolerance %g %s", reference,
+                   has_llama() ? "_llama" : "", s->model, checkpoint(s, c->kind & FAR), TRAINED + STEPS, s->micro_batch,
+                   sequences / s->micro_batch, s->ranks, sequences / (s->micro_batch * s->accumulate),
+                   *groups ? groups : "none", known, tolerance_for(c), by_norm);
     const bool right = r.status == 0;
     if (!right && (r.status != 2 || !*r.out))                   /* diagnose itself has failed */
         fault("diagnose ended with status %d: %.1000s", r.status, r.err);

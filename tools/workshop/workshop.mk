@@ -6,6 +6,13 @@ $(foreach b,cpu cpu64,$(patsubst %,$(BUILD)/$(b)/%,$(TOOLS))): \
 		$$(call objects,$$(wildcard tools/workshop/$$(@F)*.c) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a
 	$(link)
 
+# diagnose with 12 instead of 01
+diagnose_llama = $(call quick,-DLLAMA $(1) tools/workshop/diagnose*.c 12_llama/hugging_face.c \
+	$(BUILD)/cpu64/obj/tools/workshop/process.o)
+$(BUILD)/cpu64/diagnose_llama: $(wildcard tools/workshop/diagnose*.[ch] tools/workshop/single_gpu.h 12_llama/*.[ch]) \
+		$(patsubst %,$(BUILD)/cpu64/%,obj/tools/workshop/process.o libown.a libcommon.a)
+	@echo "  CC  $@"; $(diagnose_llama) -o $@
+
 known-stage:
 	@test -n "$(PROGRAM)" || { echo "$(if $(MATCHES),STAGE=$(STAGE) is the beginning of several names; write the full" \
 		"name of one: $(MATCHES),no program $(STAGE); choose STAGE=$(firstword $(PROGRAMS)) ... $(lastword $(PROGRAMS)))"; \
@@ -19,24 +26,27 @@ exercise: known-stage	## copy a program with some code removed, to restore: STAG
 	@$(if $(N),mkdir -p build/exercise;) tools/workshop/exercise.sh $(PROGRAM) $(if $(N),"$(N)" "$(EXERCISE)")
 
 # The user's train.c, in the tree or in the copy of an exercise, as a float64 program. -O1: it is compiled more often
-# than run. It is compared with 01, and a mixture with 10 on one rank: those of the last commit, if the tree's differ.
+# than run. It is compared with 01, a mixture with 10 on one rank, a Llama with 12 on one rank: those of the last commit,
+# if the tree's differ.
 EDITED := $(if $(N),$(EXERCISE),$(PROGRAM))
+REFERENCES := 01_single_gpu 10_expert_parallel 12_llama
 REFERENCE := $(BUILD)/verify/reference
+DIAGNOSE := diagnose$(if $(filter 12,$(NUMBER)),_llama)
 quick = $(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 -DREAL64 $(1) $(patsubst %,$(BUILD)/cpu64/%,libown.a libcommon.a) $(LIBS)
 edited: known-stage deps-run
 	@test -d $(EDITED) || { echo "there is no $(EDITED); make it: make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
 verify: $(if $(filter 00,$(NUMBER)),verify-collectives,verify-training)	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1; FULL=1: more cases
 verify-training: edited
 	@test -x $(BUILD)/cpu64/verify || echo "building the programs in float64, once: about a minute on two cores"
-	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,01_single_gpu 10_expert_parallel verify diagnose \
-		libown.a) >/dev/null
+	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,$(if $(filter 12,$(NUMBER)),12_llama, \
+		01_single_gpu 10_expert_parallel) verify $(DIAGNOSE) libown.a) >/dev/null
 	@mkdir -p $(BUILD)/verify
 	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
-	@git diff --quiet HEAD -- 01_single_gpu 10_expert_parallel 2>/dev/null; case $$? in \
+	@git diff --quiet HEAD -- $(REFERENCES) 2>/dev/null; case $$? in \
 	0) of=$(BUILD)/cpu64 ;; \
-	1) of=$(REFERENCE); echo "01 or 10 differs from the last commit: the reference is the committed one"; \
+	1) of=$(REFERENCE); echo "01, 10 or 12 differs from the last commit: the reference is the committed one"; \
 		$(MAKE) --no-print-directory reference || exit ;; \
-	*) of=$(BUILD)/cpu64; case $(EDITED) in 01_*|10_*) echo "make verify compares $(EDITED) with the last" \
+	*) of=$(BUILD)/cpu64; case $(EDITED) in 01_*|10_*|12_*) echo "make verify compares $(EDITED) with the last" \
 		"commit's, but this directory is no git repository: start from git clone, or from make exercise"; exit 2; \
 		esac ;; \
 	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" EXERCISE=$(N) $(BUILD)/cpu64/verify $(PROGRAM) \
@@ -53,11 +63,12 @@ verify-collectives: edited
 		[ $$status = 0 ] || break; done; (exit $$status); $(note_attempt)
 
 reference:
-	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(REFERENCE)/of
-	@git archive HEAD 01_single_gpu 10_expert_parallel | tar -x -C $(REFERENCE)/of
-	@$(foreach p,01_single_gpu 10_expert_parallel,$(call quick,$(REFERENCE)/of/$(p)/*.c) -o $(REFERENCE)/$(p) &&) \
+	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(ROOT)/05_tensor_parallel $(REFERENCE)/of
+	@git archive HEAD $(REFERENCES) | tar -x -C $(REFERENCE)/of
+	@$(foreach p,$(REFERENCES),$(call quick,$(REFERENCE)/of/$(p)/*.c) -o $(REFERENCE)/$(p) &&) \
 		$(call quick,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/01_single_gpu/train.c"' tools/workshop/diagnose*.c \
-		$(BUILD)/cpu64/obj/tools/workshop/process.o) -o $(REFERENCE)/diagnose
+		$(BUILD)/cpu64/obj/tools/workshop/process.o) -o $(REFERENCE)/diagnose && \
+		$(call diagnose_llama,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/12_llama/train.c"') -o $(REFERENCE)/diagnose_llama
 
 # The bytes, FLOPs and overlapping transfers of the project's programs, which verify compares with.
 verify-costs:

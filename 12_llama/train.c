@@ -1,0 +1,375 @@
+/* 12_llama: 05 with the block that people train (Llama 3, Dubey et al. 2024): RMSNorm, SwiGLU, grouped queries.
+ *
+ * Heads of q share heads of k and v, which makes both smaller. Each rank computes some heads of q and the KV heads that
+ * these read. If there are fewer KV heads than ranks, ranks hold copies of one, and add up their gradients of it.
+ */
+#include "../05_tensor_parallel/vocabulary.h"
+#include "../common/ultrascale.h"
+#include "hugging_face.h"
+#include "llama.h"
+
+static Layout layout;               /* the place of each parameter in a flat buffer */
+static Params params, gradients;    /* one tensor per parameter: views of flat buffers */
+static AdamW optimizer;
+static const DType dtype = REAL;    /* of weights, activations and their gradients */
+static Comm *tp;                    /* all ranks: every matrix is sharded over them */
+static Comm *kv;                    /* the ranks with copies of the same KV head; this rank alone: no copies */
+static bool sequence_parallel;      /* shards the rows of the residual stream: R = B*T / ranks */
+
+/* Local sizes, on this rank. Shapes in comments use these letters. */
+static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
+static int64_t L, H, A, K, D, F, V; /* layers, hidden size, heads, KV heads, head size, MLP width, vocabulary */
+
+/* What one block's forward saves for its backward. The block's input is in Acts.x. */
+typedef struct {
+    Tensor ln1, ln1_rstd;           /* (R, H), (R) */
+    Tensor qkv;                     /* (B, T, (A+2*K)*D)  all q, all k, all v; q and k after RoPE */
+    Tensor probs;                   /* (B, A, T, T)     attention probabilities: quadratic in T */
+    Tensor attn_out;                /* (B, T, A*D)      output of attention, input of the projection */
+    Tensor mid;                     /* (R, H)           residual stream between attention and MLP */
+    Tensor ln2, ln2_rstd;           /* (R, H), (R) */
+    Tensor up, swiglu;              /* (B, T, 2*F), (B, T, F)  up: gate, then up */
+    Tensor branch;                  /* (R, H)           what attention, then the MLP, adds to the stream; not saved */
+} BlockActs;
+
+typedef struct {
+    Tensor *x;                      /* [L + 1] of (R, H): residual stream into each block, and out of the last */
+    BlockActs *blocks;              /* [L] */
+    Tensor final, final_rstd;       /* (R, H), (R) */
+    Tensor logits, lse;             /* (B, T, V), (B, T) */
+} Acts;
+
+static Acts acts;
+static BlockActs d_block;           /* gradients of the current block's activations */
+static Tensor d_x, d_final;         /* (R, H)  gradients of the residual stream, wherever backward is, and of final */
+static Tensor rope;                 /* (T, D)  cos and sin of each position */
+static Tensor loss;                 /* (1)     of the step, accumulated over its micro-batches on the device */
+static Tensor full_rows, partial_sums;      /* (B*T, H)  sequence parallel: a region's full input, partial output */
+static Tensor max, sums;            /* (B, T), (B, T, 2)  of cross-entropy, over the full vocabulary */
+
+/* f enters a region: every rank reads all rows of x. Its backward adds up the ranks' partial gradients. */
+static Tensor f_forward(Tensor x)
+{
+    if (sequence_parallel)
+        comm_all_gather(tp, full_rows, x);
+    return sequence_parallel ? full_rows : x;
+}
+
+static Request *f_backward(Tensor d_x)          /* starts only: the caller computes meanwhile, then waits */
+{
+    return sequence_parallel ? comm_start_reduce_scatter(tp, d_x, partial_sums) : comm_start_all_reduce(tp, d_x, SUM);
+}
+
+/* g leaves a region: adds up the ranks' partial outputs. f and g are conjugate: each is the backward of the other. */
+static void g_forward(Tensor out)
+{
+    Request *sum = f_backward(out);
+    comm_wait(&sum);
+}
+
+static Tensor g_backward(Tensor d_out)
+{
+    return f_forward(d_out);
+}
+
+/* Where a region writes its partial sum of out: out itself, or `partial_sums` if out holds only the local rows. */
+static Tensor partial_out(Tensor out)
+{
+    return sequence_parallel ? partial_sums : out;
+}
+
+/* Computes one transformer block: from the residual stream x to out, both (R, H). */
+static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
+{
+    rmsnorm_forward(a->ln1, a->ln1_rstd, x, w->ln1_weight, layout.config.norm_eps);
+    linear_forward(a->qkv, f_forward(a->ln1), w->qkv_weight, NONE);
+    grouped_rope_forward(a->qkv, rope, K);
+    grouped_attention_forward(a->attn_out, a->probs, a->qkv);
+    linear_forward(partial_out(a->branch), a->attn_out, w->proj_weight, NONE);
+    g_forward(a->branch);
+    residual_forward(a->mid, x, a->branch, NONE);
+
+    rmsnorm_forward(a->ln2, a->ln2_rstd, a->mid, w->ln2_weight, layout.config.norm_eps);
+    linear_forward(a->up, f_forward(a->ln2), w->up_weight, NONE);
+    swiglu_forward(a->swiglu, a->up);
+    linear_forward(partial_out(a->branch), a->swiglu, w->down_weight, NONE);
+    g_forward(a->branch);
+    residual_forward(out, a->mid, a->branch, NONE);
+}
+
+/* Backpropagates through one block: forward's calls in reverse. On entry d_x is the gradient of the block's output, on
+ * return that of its input x; attention and MLP each add their gradients to it. w: parameters, g: their gradients,
+ * a: activations, d: their gradients. */
+static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
+{
+    Tensor d_out = g_backward(d_x);
+    linear_backward_input(d->swiglu, d_out, w->down_weight);
+    linear_backward_weight(g->down_weight, NONE, d_out, a->swiglu);
+    swiglu_backward(d->up, d->swiglu, a->up);
+    linear_backward_input(partial_out(d->ln2), d->up, w->up_weight);
+    Tensor in = f_forward(a->ln2);              /* first: an all-gather would wait behind the reduction */
+    Request *sum = f_backward(d->ln2);
+    linear_backward_weight(g->up_weight, NONE, d->up, in);
+    comm_wait(&sum);
+    rmsnorm_backward(d_x, g->ln2_weight, d->ln2, a->mid, a->ln2_rstd, w->ln2_weight);
+
+    d_out = g_backward(d_x);
+    linear_backward_input(d->attn_out, d_out, w->proj_weight);
+    linear_backward_weight(g->proj_weight, NONE, d_out, a->attn_out);
+    grouped_attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
+    grouped_rope_backward(d->qkv, rope, K);
+    linear_backward_input(partial_out(d->ln1), d->qkv, w->qkv_weight);
+    in = f_forward(a->ln1);
+    sum = f_backward(d->ln1);
+    linear_backward_weight(g->qkv_weight, NONE, d->qkv, in);
+    comm_wait(&sum);
+    rmsnorm_backward(d_x, g->ln1_weight, d->ln1, x, a->ln1_rstd, w->ln1_weight);
+}
+
+/* Computes the model on one micro-batch. Adds the losses of its tokens, times scale, to the step's loss. */
+static void forward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params;
+
+    ids_in_slice(batch.inputs, batch.inputs, layout.first_id, V);       /* -1: in another slice */
+    ids_in_slice(batch.targets, batch.targets, layout.first_id, V);
+    embedding_forward(partial_out(a->x[0]), batch.inputs, w->embedding);
+    g_forward(a->x[0]);
+    for (int l = 0; l < L; l++)
+        block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+    rmsnorm_forward(a->final, a->final_rstd, a->x[L], w->final_weight, layout.config.norm_eps);
+    linear_forward(a->logits, f_forward(a->final), w->head, NONE);      /* the embedding, unless --untied */
+    cross_entropy_max(max, a->logits);
+    comm_all_reduce(tp, max, MAX);
+    cross_entropy_sums(sums, a->logits, max, batch.targets);           /* of exponentials; logit of the target */
+    comm_all_reduce(tp, sums, SUM);
+    cross_entropy_loss(loss, a->lse, sums, max, scale);
+}
+
+/* Adds this micro-batch's gradients to the step's. */
+static void backward(Acts *a, Batch batch, double scale)
+{
+    const Params *w = &params, *g = &gradients;
+
+    cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    linear_backward_input(partial_out(d_final), a->logits, w->head);
+    Tensor in = f_forward(a->final);
+    Request *sum = f_backward(d_final);
+    linear_backward_weight(g->head, NONE, a->logits, in);
+    comm_wait(&sum);
+    tensor_zero(d_x);
+    rmsnorm_backward(d_x, g->final_weight, d_final, a->x[L], a->final_rstd, w->final_weight);
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.recompute == RECOMPUTE_FULL)
+            block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
+        if (options.recompute == RECOMPUTE_SELECTIVE)
+            grouped_attention_forward(a->blocks[l].attn_out, a->blocks[l].probs, a->blocks[l].qkv);
+        block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
+    }
+    embedding_backward(g->embedding, g_backward(d_x), batch.inputs);
+}
+
+/* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
+static StepResult train_step(int64_t step, Batch batch)
+{
+    /* The loss is the mean over all tokens of the global batch. So every micro-batch, on any rank, is divided by
+     * the same number of tokens. */
+    const double scale = 1.0 / (B * T * options.accumulate);
+
+    tensor_zero(loss);
+    tensor_zero(gradients.buffer);
+    for (int m = 0; m < options.accumulate; m++) {
+        batch_load(batch, step, m * B, 0);      /* sequences m*B to m*B + B - 1 of this step */
+        trace_begin("forward");
+        forward(&acts, batch, scale);
+        trace_end();
+        trace_begin("backward");
+        backward(&acts, batch, scale);
+        trace_end();
+    }
+    for (int l = 0; l <= L && sequence_parallel; l++)                   /* so far: from local rows only */
+        comm_all_reduce(tp, l < L ? gradients.blocks[l].replicated : gradients.final, SUM);
+    for (int l = 0; l < L && comm_size(kv) > 1; l++)                    /* so far: from local heads of q only */
+        comm_all_reduce(kv, gradients.blocks[l].kv_weight, SUM);
+    run_dump_gradients(&optimizer);
+
+    trace_begin("optimizer");
+    double norm = sqrt(comm_sum(tp, gradient_square_sum(&optimizer))), lr = learning_rate(step);
+    double mean = tensor_item(loss);            /* read here, so that the host does not wait for the update */
+    adamw_step(&optimizer, lr, clip_scale(norm));
+    trace_end();
+    return (StepResult){.loss = mean, .norm = norm, .lr = lr};
+}
+
+static void loss_of(Batch batch)        /* forward for evaluation: no backward follows */
+{
+    forward(&acts, batch, 1.0 / (B * T));
+}
+
+/* Returns how many ranks hold a copy of each KV head. */
+static int kv_copies(void)
+{
+    const int t = comm_size(world), heads = options.config.kv_heads;
+
+    if (t % heads && heads % t)
+        fail("--kv-heads %d on %d ranks: expected a multiple of the ranks, so that each has its own, or a divisor, so "
+             "that each head has as many copies", heads, t);
+    return t > heads ? t / heads : 1;
+}
+
+static void sizes(void)
+{
+    const Config *c = &options.config;
+    B = options.micro_batch, T = c->seq, R = B * T;
+    L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = comm_shard(tp, c->mlp).count;
+    A = equal_share(A, comm_size(tp), "--heads"), K = c->kv_heads * comm_size(kv) / comm_size(tp);
+    V = comm_shard(tp, c->vocab).count;
+    if (sequence_parallel)
+        R = equal_share(R, comm_size(tp), "--sequence-parallel: --micro-batch x --seq =");
+    if (c->vocab < comm_size(tp))
+        fail("--vocab %d: expected at least %d, one token per rank", c->vocab, comm_size(tp));
+    if (c->mlp < comm_size(tp))
+        fail("--mlp %d: expected at least %d, one column per rank", c->mlp, comm_size(tp));
+}
+
+/* shared: activations that are not saved for backward are in the buffers of `first`, which every block overwrites. */
+static BlockActs block_acts_create(Category category, BlockActs first, bool shared)
+{
+    BlockActs a = first;
+
+    if (!shared || options.recompute != RECOMPUTE_FULL) {
+        a.ln1 = tensor_create(category, dtype, "ln1", shape(R, H));
+        a.ln1_rstd = tensor_create(category, REAL, "ln1_rstd", shape(R));
+        a.qkv = tensor_create(category, dtype, "qkv", shape(B, T, (A + 2 * K) * D));
+        a.attn_out = tensor_create(category, dtype, "attn_out", shape(B, T, A * D));
+        a.mid = tensor_create(category, dtype, "mid", shape(R, H));
+        a.ln2 = tensor_create(category, dtype, "ln2", shape(R, H));
+        a.ln2_rstd = tensor_create(category, REAL, "ln2_rstd", shape(R));
+        a.up = tensor_create(category, dtype, "up", shape(B, T, 2 * F));
+        a.swiglu = tensor_create(category, dtype, "swiglu", shape(B, T, F));
+    }
+    if (!shared || options.recompute == RECOMPUTE_NONE)
+        a.probs = tensor_create(category, dtype, "probs", shape(B, A, T, T));
+    if (!shared)
+        a.branch = tensor_create(MEM_WORKSPACE, dtype, "branch", shape(R, H));
+    return a;
+}
+
+static Acts acts_create(void)
+{
+    Acts a = {.x = calloc(L + 1, sizeof(Tensor)), .blocks = calloc(L, sizeof(BlockActs))};
+
+    for (int l = 0; l <= L; l++)
+        a.x[l] = tensor_create(MEM_ACTIVATIONS, dtype, "x", shape(R, H));
+    for (int l = 0; l < L; l++)
+        a.blocks[l] = block_acts_create(MEM_ACTIVATIONS, a.blocks[0], l > 0);
+    a.final = tensor_create(MEM_ACTIVATIONS, dtype, "final", shape(R, H));
+    a.final_rstd = tensor_create(MEM_ACTIVATIONS, REAL, "final_rstd", shape(R));
+    a.logits = tensor_create(MEM_ACTIVATIONS, dtype, "logits", shape(B, T, V));
+    a.lse = tensor_create(MEM_ACTIVATIONS, REAL, "lse", shape(B, T));
+    return a;
+}
+
+/* Predicts the peak of every memory category: tracked peaks must match to the byte. Estimates follow the playbook. */
+static void predict(void)
+{
+    const double stored = dtype_size(dtype), real_size = dtype_size(REAL);      /* bytes per element */
+    const double t = comm_size(tp), full = stored * model_parameters(options.config);
+    const double tables = options.config.untied ? 2 : 1;
+    const double N = tables * H * V + L * ((2 * A + 2 * K) * D * H + 3 * F * H + 2 * H) + H;    /* local */
+    const double block = stored * (R * 3 * H + B * T * ((2 * A + 2 * K) * D + 3 * F)) + real_size * R * 2;
+    const double scores = stored * B * A * T * T;                                               /* quadratic in T */
+    const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
+    const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
+
+    memory_predict(MEM_PARAMETERS, stored * N);
+    memory_predict(MEM_GRADIENTS, stored * N);
+    memory_predict(MEM_OPTIMIZER, real_size * 2 * N);
+    memory_predict(MEM_ACTIVATIONS, stored * (L + 1) * R * H + blocks * block + quadratic * scores
+                                        + stored * (R * H + B * T * V) + real_size * (R + B * T));
+    /* d_block; branch twice, d_x, d_final; rope; loss; the batch's two ids per token */
+    memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
+    memory_predict(MEM_WORKSPACE, real_size * 3 * B * T);                        /* max, sums */
+    memory_predict(MEM_COMMUNICATION, sequence_parallel ? real_size * 2 * B * T * H : 0);
+
+    memory_estimate(MEM_PARAMETERS, full / t, "4 N / t");
+    memory_estimate(MEM_GRADIENTS, full / t, "4 N / t");
+    memory_estimate(MEM_OPTIMIZER, 2 * full / t, "8 N / t");
+    const bool none = options.recompute == RECOMPUTE_NONE;
+    if (sequence_parallel || options.recompute == RECOMPUTE_FULL)
+        estimate_activations(options.recompute, L * R, sequence_parallel ? " / t" : "");
+    else
+        memory_estimate(MEM_ACTIVATIONS, L * B * T * (H * (10 + 24 / t) + (none ? 5 * A * T : 0)),
+                        none ? "L s b h (10 + 24 / t + 5 a s / (h t))" : "L s b h (10 + 24 / t)");
+
+    /* Traffic per step: a pass crosses f and g twice per block, f also before the logits, g after the embedding. */
+    const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
+    const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
+    comm_predict(tp, sequence_parallel ? REDUCE_SCATTER : ALL_REDUCE, m * (crossings + again + crossings), rows);
+    if (sequence_parallel) {
+        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; backward: f's input, g */
+        comm_predict(tp, ALL_REDUCE, L, 2 * H);                               /* replicated parameters' gradients */
+        comm_predict(tp, ALL_REDUCE, 1, H);
+    }
+    if (comm_size(kv) > 1)
+        comm_predict(kv, ALL_REDUCE, L, 2 * K * D * H);                       /* gradients of copies of k and v */
+    comm_predict(tp, ALL_REDUCE, m, B * T);                                         /* cross-entropy: max, sums */
+    comm_predict(tp, ALL_REDUCE, m, 2 * B * T);
+}
+
+/* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
+static Batch set_up(void)
+{
+    sizes();
+    predict();
+    comm_connect();
+    memory_check_fits();
+
+    layout = layout_create(options.config, (Placement){comm_rank(tp), comm_size(tp), .embedding = true, .head = true});
+    params = params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)));
+    gradients = params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)));
+    optimizer = (AdamW){.layout = &layout, .shards = calloc(1, sizeof(ParamShard)), .count = 1};
+    optimizer.shards[0] = (ParamShard){
+        .params = params.buffer,
+        .gradients = gradients.buffer,
+        .m = tensor_create(MEM_OPTIMIZER, REAL, "m", shape(layout.count)),
+        .v = tensor_create(MEM_OPTIMIZER, REAL, "v", shape(layout.count))};
+    acts = acts_create();
+    d_block = block_acts_create(MEM_WORKSPACE, (BlockActs){0}, false);
+    d_x = tensor_create(MEM_WORKSPACE, dtype, "d_x", shape(R, H));
+    d_final = tensor_create(MEM_WORKSPACE, dtype, "d_final", shape(R, H));
+    if (sequence_parallel) {
+        full_rows = tensor_create(MEM_COMMUNICATION, dtype, "full_rows", shape(B * T, H));
+        partial_sums = tensor_create(MEM_COMMUNICATION, dtype, "partial_sums", shape(B * T, H));
+    }
+    max = tensor_create(MEM_WORKSPACE, REAL, "max", shape(B, T));
+    sums = tensor_create(MEM_WORKSPACE, REAL, "sums", shape(B, T, 2));
+    loss = tensor_create(MEM_WORKSPACE, F64, "loss", shape(1));
+    rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
+    scaled_rope_table(rope, rope_theta_of(options.config), options.config.rope_scaling);
+    return batch_create();
+}
+
+int main(int argc, char **argv)
+{
+    use_llama();
+    run_begin("12_llama", "Trains a Llama with every matrix sharded over the ranks.", argc, argv,
+              (ProgramOption[]){
+        LLAMA_OPTIONS,
+        {"sequence-parallel", OPTION_FLAG, &sequence_parallel, "also shard the rows of the residual stream"},
+        TEXT_OPTIONS,
+        {0}});
+    tp = comm_split(world, 0, "tp");
+    kv = comm_split(world, comm_rank(world) / kv_copies(), "kv");
+    Batch batch = set_up();
+
+    int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */
+    while (run_continues(step)) {
+        StepResult result = train_step(step, batch);
+        run_step(++step, result);
+        if (options.eval_every && step % options.eval_every == 0)
+            text_evaluate(loss_of, loss, batch);
+    }
+    text_sample(loss_of, sequence_parallel ? full_rows : acts.final, params.head, acts.logits, batch);
+    run_end();
+}
