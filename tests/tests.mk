@@ -31,7 +31,7 @@ STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,planted_kernels ladder 08_
 ALONE := $(addprefix test_,comm operators formats parts safetensors gradients)
 STARTED := $(foreach t,$(patsubst test_%,%,$(notdir $(CHOSEN))),$(STARTS_$(t)))
 
-test: known-test deps	## run the tests, in about five minutes, seven with nvcc; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
+test: known-test deps	## run the tests, in about seven minutes, nine with nvcc; TEST=pipeline: one of them; SANITIZE=1: with sanitizers
 	@$(if $(filter-out book,$(or $(TEST),all)),$(MAKE) --no-print-directory run-tests)
 	@$(if $(filter book,$(TEST)),$(MAKE) --no-print-directory test-book)
 

@@ -110,7 +110,7 @@ static const Configuration cases[] = {
 };
 
 /* Options, numbers of ranks and shapes, with 24 heads, which every number of ranks divides. make test-full compares all
- * combinations, make test one for two of three pairs of an option and a number of ranks. */
+ * combinations, make test one for two of three pairs of an option and a number of ranks, and for one of three in 12. */
 static const struct {
     const char *program, *options[4];
     int ranks[6], layers[3], micro_batch[3], seq[3];
@@ -392,6 +392,7 @@ static void compare_grids(bool experts)
 static void agrees_with_01(void **state)
 {
     const char *program = *state;
+    const int most = strcmp(program, "12_llama") ? 2 : 1;       /* of three; its four products are more than others' */
     int number = 0;
 
     memset(worst, 0, sizeof worst);
@@ -401,7 +402,7 @@ static void agrees_with_01(void **state)
     for (size_t i = 0; i < sizeof products / sizeof *products; i++)
         for (int o = 0; o < 4 && products[i].options[o] && !strcmp(products[i].program, program); o++)
             for (int r = 0; r < length(products[i].ranks, 6); r++)
-                if (full_tests() || (o + r) % 3 != 2)
+                if (full_tests() || (o + r) % 3 < most)
                     compare_product(i, products[i].options[o], products[i].ranks[r], number++);
     if (full_tests() && !strcmp(program, "06_pipeline_parallel"))
         compare_schedules();
