@@ -442,8 +442,6 @@ static void experts(const int64_t *n)
     route_backward(real_out("d_logits", shape(B, T, E)), random_like(of_gates), &r);
 }
 
-/* ---- All cases ---- */
-
 /* ---- 12's ---- */
 
 static void rmsnorm(const int64_t *n)
@@ -489,6 +487,8 @@ static void grouped_attention(const int64_t *n)
     grouped_attention_forward(out("out", shape(B, T, A * D)), probs, qkv);
     grouped_attention_backward(out("d_qkv", of_qkv), guarded(type, "d_probs", of_probs), d_out, qkv, probs);
 }
+
+/* ---- All cases ---- */
 
 enum { SIZES = 14 };
 
