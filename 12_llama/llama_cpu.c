@@ -62,22 +62,14 @@ void rmsnorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_out, Tensor x
 void grouped_rope_kernel(Tensor qkv, Tensor rope, int64_t kv_heads, bool back)
 {
     const int64_t rows = tensor_rows(qkv), width = tensor_width(qkv), T = rope.shape[0], D = tensor_width(rope);
-    const int64_t heads = width / D - kv_heads, half = D / 2;           /* of q and k; v has no position */
+    const int64_t heads = width / D - kv_heads;                         /* of q and k; v has no position */
     const real direction = back ? -1 : 1;
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *cosine = row(rope, i % T), *sine = cosine + half;
         real *turned = update(qkv, i * width, heads * D, 0);
-        for (int64_t head = 0; head < heads; head++) {
-            real *x = turned + head * D, *y = x + half;
-#pragma omp simd
-            for (int64_t j = 0; j < half; j++) {
-                const real c = cosine[j], s = direction * sine[j], a = x[j], b = y[j];
-                x[j] = a * c - b * s;
-                y[j] = b * c + a * s;
-            }
-        }
+        for (int64_t head = 0; head < heads; head++)
+            rotate(turned + head * D, row(rope, i % T), D, direction);
         store(qkv, i * width, heads * D, turned);
     }
 }
@@ -142,15 +134,8 @@ void grouped_attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_ou
                 const Matrix p = submatrix(scores_of(probs, b, a), first, 0);
                 const Matrix d_p = submatrix(scores_of(d_probs, b, a), first, 0);
                 matmul(false, true, n, keys, D, 1, d_o, v, 0, d_p);
-                for (int64_t r = 0; r < n; r++) {
-                    const real *p_row = p.data + r * p.ld;
-                    real *d_row = d_p.data + r * d_p.ld, dot = 0;
-#pragma omp simd reduction(+ : dot)
-                    for (int64_t j = 0; j < keys; j++)
-                        dot += d_row[j] * p_row[j];
-                    for (int64_t j = 0; j < keys; j++)
-                        d_row[j] = scale * p_row[j] * (d_row[j] - dot);
-                }
+                for (int64_t r = 0; r < n; r++)
+                    softmax_backward(d_p.data + r * d_p.ld, p.data + r * p.ld, keys, scale);
                 matmul(false, false, n, D, keys, 1, d_p, k, 0, d_q);
                 matmul(true, false, keys, D, n, 1, d_p, q, beta, d_k);
                 matmul(true, false, keys, D, n, 1, p, d_o, beta, d_v);

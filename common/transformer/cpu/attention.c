@@ -56,15 +56,8 @@ void attention_backward_kernel(Tensor d_qkv, Tensor d_probs, Tensor d_out, Tenso
                 const Matrix d_o = submatrix(all_d_o, first, 0);
                 const Matrix d_p = staging_matrix(d_probs, scores + first * T, n, keys, T, 4);
                 matmul(false, true, n, keys, D, 1, d_o, v, 0, d_p);
-                for (int64_t i = 0; i < n; i++) {
-                    const real *p_row = p.data + i * p.ld;
-                    real *d_row = d_p.data + i * d_p.ld, dot = 0;
-#pragma omp simd reduction(+ : dot)
-                    for (int64_t j = 0; j < keys; j++)
-                        dot += d_row[j] * p_row[j];
-                    for (int64_t j = 0; j < keys; j++)
-                        d_row[j] = scale * p_row[j] * (d_row[j] - dot);
-                }
+                for (int64_t i = 0; i < n; i++)
+                    softmax_backward(d_p.data + i * d_p.ld, p.data + i * p.ld, keys, scale);
                 matmul(false, false, n, D, keys, 1, d_p, k, 0, submatrix(d_q, first, 0));
                 matmul(true, false, keys, D, n, 1, d_p, submatrix(q, first, 0), beta, d_k);
                 matmul(true, false, keys, D, n, 1, p, d_o, beta, d_v);

@@ -159,6 +159,33 @@ static inline real softmax(real *scores, int64_t seen, int64_t n)
     return max + (real)log(sum);
 }
 
+/* Softmax's backward pass, in place over the n keys that a query sees: turns d, the gradients of the probabilities p,
+ * into the gradients of the products of q and k: scale * p * (d - sum(d * p)). */
+static inline void softmax_backward(real *d, const real *p, int64_t n, real scale)
+{
+    real dot = 0;
+
+#pragma omp simd reduction(+ : dot)
+    for (int64_t j = 0; j < n; j++)
+        dot += d[j] * p[j];
+    for (int64_t j = 0; j < n; j++)
+        d[j] = scale * p[j] * (d[j] - dot);
+}
+
+/* Rotates one head's D elements in place: pairs (j, j + D/2) by the angles whose D/2 cosines and D/2 sines stand in
+ * `angles`; direction -1 rotates back. */
+static inline void rotate(real *head, const real *angles, int64_t D, real direction)
+{
+    const int64_t half = D / 2;
+
+#pragma omp simd
+    for (int64_t j = 0; j < half; j++) {
+        const real c = angles[j], s = direction * angles[half + j], a = head[j], b = head[half + j];
+        head[j] = a * c - b * s;
+        head[half + j] = b * c + a * s;
+    }
+}
+
 /* GELU and its derivative. 1 + tanh(u) = 2 * sigmoid(2u), so GELU is x * sigmoid(2u): one exp, and no cancellation. */
 static inline real gelu_sigmoid(real x)
 {

@@ -158,23 +158,16 @@ void layernorm_backward_kernel(Tensor d_x, Tensor d_weight, Tensor d_bias, Tenso
 void rope_kernel(Tensor qkv, Tensor rope, bool back)
 {
     const int64_t rows = tensor_rows(qkv), width = tensor_width(qkv), T = rope.shape[0], D = tensor_width(rope);
-    const int64_t heads = width / (3 * D), half = D / 2;
+    const int64_t heads = width / (3 * D);
     const real direction = back ? -1 : 1;
 
 #pragma omp parallel for
     for (int64_t i = 0; i < rows; i++) {
-        const real *cosine = row(rope, i % T), *sine = cosine + half;
+        const real *angles = row(rope, i % T);
         real *turned = update(qkv, i * width, width, 0);
-        for (int64_t part = 0; part < 3 * heads; part++) {
-            if (part % 3 == 2)                      /* v has no position */
-                continue;
-            real *x = turned + part * D, *y = x + half;
-#pragma omp simd
-            for (int64_t j = 0; j < half; j++) {
-                const real c = cosine[j], s = direction * sine[j], a = x[j], b = y[j];
-                x[j] = a * c - b * s;
-                y[j] = b * c + a * s;
-            }
+        for (int64_t head = 0; head < heads; head++) {
+            rotate(turned + 3 * head * D, angles, D, direction);            /* q */
+            rotate(turned + (3 * head + 1) * D, angles, D, direction);      /* k; v has no position */
         }
         store(qkv, i * width, width, turned);
     }
