@@ -12,6 +12,8 @@ static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *tp;                    /* all ranks: every matrix is sharded over them */
 static bool sequence_parallel;      /* shards the rows of the residual stream: R = B*T / ranks */
+static bool overlap;                /* multiplies the rows that are here while others are in flight */
+static int pieces;                  /* of a product behind f or before g: with overlap one per rank, else 1 */
 
 /* Local sizes, on this rank. Shapes in comments use these letters. */
 static int64_t B, T, R;             /* sequences per micro-batch, tokens of each, rows of the residual stream: B*T */
@@ -44,15 +46,25 @@ static Tensor loss;                 /* (1)     of the step, accumulated over its
 static Tensor full_rows, partial_sums;      /* (B*T, H)  sequence parallel: a region's full input, partial output */
 static Tensor max, sums;            /* (B, T), (B, T, 2)  of cross-entropy, over the full vocabulary */
 
-/* f enters a region: every rank reads all rows of x. Its backward adds up the ranks' partial gradients. */
-static Tensor f_forward(Tensor x)
+/* f enters a region: every rank reads all rows of x. f_start only starts to gather them: the caller computes meanwhile,
+ * and waits before it reads all_rows(x). */
+static Request *f_start(Tensor x)
 {
-    if (sequence_parallel)
-        comm_all_gather(tp, full_rows, x);
+    return sequence_parallel ? comm_start_all_gather(tp, full_rows, x) : NULL;
+}
+
+static Tensor all_rows(Tensor x)
+{
     return sequence_parallel ? full_rows : x;
 }
 
-static Request *f_backward(Tensor d_x)          /* starts only: the caller computes meanwhile, then waits */
+static Tensor f_forward(Tensor x)
+{
+    comm_complete(f_start(x));
+    return all_rows(x);
+}
+
+static Request *f_backward(Tensor d_x)          /* adds up the ranks' partial gradients; starts only, too */
 {
     return sequence_parallel ? comm_start_reduce_scatter(tp, d_x, partial_sums) : comm_start_all_reduce(tp, d_x, SUM);
 }
@@ -60,8 +72,7 @@ static Request *f_backward(Tensor d_x)          /* starts only: the caller compu
 /* g leaves a region: adds up the ranks' partial outputs. f and g are conjugate: each is the backward of the other. */
 static void g_forward(Tensor out)
 {
-    Request *sum = f_backward(out);
-    comm_wait(&sum);
+    comm_complete(f_backward(out));
 }
 
 static Tensor g_backward(Tensor d_out)
@@ -75,22 +86,89 @@ static Tensor partial_out(Tensor out)
     return sequence_parallel ? partial_sums : out;
 }
 
+/* Piece k of t, which has all rows. With --overlap: the rows of the rank k places before in a ring. */
+static Tensor piece(Tensor t, int k)
+{
+    const int n = comm_size(tp), rank = (comm_rank(tp) + n - k) % n;
+
+    return overlap ? tensor_range(tensor_view(t, shape(B * T, tensor_width(t))), R * rank, R) : t;
+}
+
+/* Starts to send `leaving` to the next rank in the ring, and to receive `arriving` from the one before. */
+static Request *pass_on(Tensor leaving, Tensor arriving)
+{
+    const int n = comm_size(tp), r = comm_rank(tp);
+
+    return comm_start_exchange(tp, arriving, (r + n - 1) % n, leaving, (r + 1) % n);
+}
+
+/* Brings piece k of all rows of x. With --overlap it is here already, and this starts to bring the next one. */
+static Request *f_piece(Tensor x, int k)
+{
+    if (!overlap)
+        f_forward(x);
+    else if (k == 0)
+        tensor_copy(piece(full_rows, 0), x);
+    return k + 1 < pieces ? pass_on(piece(full_rows, k), piece(full_rows, k + 1)) : NULL;
+}
+
+/* f, then out = x weight^T + bias. */
+static void f_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    for (int k = 0; k < pieces; k++) {
+        Request *next = f_piece(x, k);
+        linear_forward(piece(out, k), piece(all_rows(x), k), weight, bias);
+        comm_wait(&next);
+    }
+}
+
+/* g's backward, then d_in = d_out weight. Returns all rows of d_out. */
+static Tensor g_linear_backward(Tensor d_in, Tensor d_out, Tensor weight)
+{
+    for (int k = 0; k < pieces; k++) {
+        Request *next = f_piece(d_out, k);
+        linear_backward_input(piece(d_in, k), piece(all_rows(d_out), k), weight);
+        comm_wait(&next);
+    }
+    return all_rows(d_out);
+}
+
+/* out = in weight^T, then g. With --overlap partial sums go round the ring: while the sum of the ranks before arrives,
+ * this rank multiplies the same rows; then it adds its product and passes the sum on. Its own rows come last. */
+static void linear_g_forward(Tensor out, Tensor in, Tensor weight)
+{
+    Request *hop = NULL;
+
+    if (!overlap) {
+        linear_forward(partial_out(out), in, weight, NONE);
+        g_forward(out);
+        return;
+    }
+    for (int k = 1; k <= pieces; k++) {
+        Tensor sum = k < pieces ? piece(partial_sums, k % 2) : out;
+        linear_forward(sum, piece(in, k), weight, NONE);
+        comm_wait(&hop);
+        if (k > 1)
+            tensor_add(sum, piece(full_rows, 0));
+        if (k < pieces)
+            hop = pass_on(sum, piece(full_rows, 0));
+    }
+}
+
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
 {
     layernorm_forward(a->ln1, a->ln1_stats, x, w->ln1_weight, w->ln1_bias);
-    linear_forward(a->qkv, f_forward(a->ln1), w->qkv_weight, w->qkv_bias);
+    f_linear_forward(a->qkv, a->ln1, w->qkv_weight, w->qkv_bias);
     rope_forward(a->qkv, rope);
     attention_forward(a->attn_out, a->probs, a->qkv);
-    linear_forward(partial_out(a->branch), a->attn_out, w->proj_weight, NONE);
-    g_forward(a->branch);
+    linear_g_forward(a->branch, a->attn_out, w->proj_weight);
     residual_forward(a->mid, x, a->branch, w->proj_bias);
 
     layernorm_forward(a->ln2, a->ln2_stats, a->mid, w->ln2_weight, w->ln2_bias);
-    linear_forward(a->up, f_forward(a->ln2), w->up_weight, w->up_bias);
+    f_linear_forward(a->up, a->ln2, w->up_weight, w->up_bias);
     gelu_forward(a->gelu, a->up);
-    linear_forward(partial_out(a->branch), a->gelu, w->down_weight, NONE);
-    g_forward(a->branch);
+    linear_g_forward(a->branch, a->gelu, w->down_weight);
     residual_forward(out, a->mid, a->branch, w->down_bias);
 }
 
@@ -100,27 +178,27 @@ static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor
 static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs *a, BlockActs *d, Tensor d_x, Tensor x)
 {
     residual_backward(g->down_bias, d_x);
-    Tensor d_out = g_backward(d_x);
-    linear_backward_input(d->gelu, d_out, w->down_weight);
+    Tensor d_out = g_linear_backward(d->gelu, d_x, w->down_weight);
     linear_backward_weight(g->down_weight, NONE, d_out, a->gelu);
     gelu_backward(d->up, d->gelu, a->up);
+    Request *rows = f_start(a->ln2);            /* the weights' gradients read all of them */
     linear_backward_input(partial_out(d->ln2), d->up, w->up_weight);
-    Tensor in = f_forward(a->ln2);              /* first: an all-gather would wait behind the reduction */
+    comm_wait(&rows);
     Request *sum = f_backward(d->ln2);
-    linear_backward_weight(g->up_weight, g->up_bias, d->up, in);
+    linear_backward_weight(g->up_weight, g->up_bias, d->up, all_rows(a->ln2));
     comm_wait(&sum);
     layernorm_backward(d_x, g->ln2_weight, g->ln2_bias, d->ln2, a->mid, a->ln2_stats, w->ln2_weight);
 
     residual_backward(g->proj_bias, d_x);
-    d_out = g_backward(d_x);
-    linear_backward_input(d->attn_out, d_out, w->proj_weight);
+    d_out = g_linear_backward(d->attn_out, d_x, w->proj_weight);
     linear_backward_weight(g->proj_weight, NONE, d_out, a->attn_out);
     attention_backward(d->qkv, d->probs, d->attn_out, a->qkv, a->probs);
     rope_backward(d->qkv, rope);
+    rows = f_start(a->ln1);
     linear_backward_input(partial_out(d->ln1), d->qkv, w->qkv_weight);
-    in = f_forward(a->ln1);
+    comm_wait(&rows);
     sum = f_backward(d->ln1);
-    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, in);
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, all_rows(a->ln1));
     comm_wait(&sum);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
@@ -137,7 +215,7 @@ static void forward(Acts *a, Batch batch, double scale)
     for (int l = 0; l < L; l++)
         block_forward(&w->blocks[l], &a->blocks[l], a->x[l + 1], a->x[l]);
     layernorm_forward(a->final, a->final_stats, a->x[L], w->final_weight, w->final_bias);
-    linear_forward(a->logits, f_forward(a->final), w->embedding, NONE);        /* tied with the embedding */
+    f_linear_forward(a->logits, a->final, w->embedding, NONE);    /* tied with the embedding */
     cross_entropy_max(max, a->logits);
     comm_all_reduce(tp, max, MAX);
     cross_entropy_sums(sums, a->logits, max, batch.targets);           /* of exponentials; logit of the target */
@@ -151,10 +229,11 @@ static void backward(Acts *a, Batch batch, double scale)
     const Params *w = &params, *g = &gradients;
 
     cross_entropy_backward(a->logits, a->logits, a->lse, batch.targets, scale);    /* in place */
+    Request *rows = f_start(a->final);
     linear_backward_input(partial_out(d_final), a->logits, w->embedding);
-    Tensor in = f_forward(a->final);
+    comm_wait(&rows);
     Request *sum = f_backward(d_final);
-    linear_backward_weight(g->embedding, NONE, a->logits, in);
+    linear_backward_weight(g->embedding, NONE, a->logits, all_rows(a->final));
     comm_wait(&sum);
     tensor_zero(d_x);
     layernorm_backward(d_x, g->final_weight, g->final_bias, d_final, a->x[L], a->final_stats, w->final_weight);
@@ -209,6 +288,9 @@ static void sizes(void)
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
     A = equal_share(A, comm_size(tp), "--heads"), F /= comm_size(tp), V = comm_shard(tp, V).count;
+    if (overlap && !sequence_parallel)
+        fail("--overlap: expected --sequence-parallel as well, because otherwise ranks exchange no rows, only sums");
+    pieces = overlap ? comm_size(tp) : 1;
     if (sequence_parallel)
         R = equal_share(R, comm_size(tp), "--sequence-parallel: --micro-batch x --seq =");
     if (c->vocab < comm_size(tp))
@@ -287,9 +369,12 @@ static void predict(void)
     /* Traffic per step: a pass crosses f and g twice per block, f also before the logits, g after the embedding. */
     const int64_t m = options.accumulate, rows = B * T * H, crossings = 2 * L + 1;
     const int64_t again = options.recompute == RECOMPUTE_FULL ? 2 * L : 0;
-    comm_predict(tp, sequence_parallel ? REDUCE_SCATTER : ALL_REDUCE, m * (crossings + again + crossings), rows);
+    const int64_t f_rings = overlap ? crossings + again + 2 * L : 0, g_rings = overlap ? 2 * L + again : 0;
+    comm_predict(tp, sequence_parallel ? REDUCE_SCATTER : ALL_REDUCE, m * (2 * crossings + again - g_rings), rows);
     if (sequence_parallel) {
-        comm_predict(tp, ALL_GATHER, m * (crossings + again + 2 * crossings), rows);  /* f; backward: f's input, g */
+        comm_predict(tp, ALL_GATHER, m * (3 * crossings + again - f_rings), rows);    /* f; backward: f's input, g */
+        if (overlap)
+            comm_predict(tp, EXCHANGE, m * (f_rings + g_rings) * (pieces - 1), R * H);
         comm_predict(tp, ALL_REDUCE, L, 6 * H);                               /* replicated parameters' gradients */
         comm_predict(tp, ALL_REDUCE, 1, 2 * H);
     }
@@ -335,6 +420,7 @@ int main(int argc, char **argv)
     run_begin("05_tensor_parallel", "Trains a transformer with every matrix sharded over the ranks.", argc, argv,
               (ProgramOption[]){
         {"sequence-parallel", OPTION_FLAG, &sequence_parallel, "also shard the rows of the residual stream"},
+        {"overlap", OPTION_FLAG, &overlap, "with --sequence-parallel: multiply what is here while more arrives"},
         {0}});
     tp = comm_split(world, 0, "tp");
     Batch batch = set_up();

@@ -46,15 +46,25 @@ static Tensor full_rows, partial_sums;          /* (B*T, H)  a TP region's full 
 
 /* ---- tp: into and out of the regions in which matrices are split over the ranks (05) ---- */
 
-/* f enters a region: every rank reads all rows of x. Its backward adds up the ranks' partial gradients. */
-static Tensor f_forward(Tensor x)
+/* f enters a region: every rank reads all rows of x. f_start only starts to gather them: the caller computes meanwhile,
+ * and waits before it reads all_rows(x). */
+static Request *f_start(Tensor x)
 {
-    if (tp_size > 1)
-        comm_all_gather(tp, full_rows, x);
+    return tp_size > 1 ? comm_start_all_gather(tp, full_rows, x) : NULL;
+}
+
+static Tensor all_rows(Tensor x)
+{
     return tp_size > 1 ? full_rows : x;
 }
 
-static Request *f_backward(Tensor d_x)          /* starts only: the caller computes meanwhile, then waits */
+static Tensor f_forward(Tensor x)
+{
+    comm_complete(f_start(x));
+    return all_rows(x);
+}
+
+static Request *f_backward(Tensor d_x)          /* adds up the ranks' partial gradients; starts only, too */
 {
     return tp_size > 1 ? comm_start_reduce_scatter(tp, d_x, partial_sums) : NULL;
 }
@@ -62,8 +72,7 @@ static Request *f_backward(Tensor d_x)          /* starts only: the caller compu
 /* g leaves a region: adds up the ranks' partial outputs. f and g are conjugate: each is the backward of the other. */
 static void g_forward(Tensor out)
 {
-    Request *sum = f_backward(out);
-    comm_wait(&sum);
+    comm_complete(f_backward(out));
 }
 
 static Tensor g_backward(Tensor d_out)
@@ -107,10 +116,11 @@ static void block_backward(const BlockParams *w, const BlockParams *g, BlockActs
     linear_backward_weight(g->proj_weight, NONE, d_out, a->attn_out);
     context_attention_backward(a, d);
     rope_backward(d->qkv, rope);
+    Request *rows = f_start(a->ln1);            /* the weights' gradients read all of them */
     linear_backward_input(partial_out(d->ln1), d->qkv, w->qkv_weight);
-    Tensor in = f_forward(a->ln1);              /* first: an all-gather would wait behind the reduction */
+    comm_wait(&rows);
     Request *sum = f_backward(d->ln1);
-    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, in);
+    linear_backward_weight(g->qkv_weight, g->qkv_bias, d->qkv, all_rows(a->ln1));
     comm_wait(&sum);
     layernorm_backward(d_x, g->ln1_weight, g->ln1_bias, d->ln1, x, a->ln1_stats, w->ln1_weight);
 }
@@ -137,8 +147,8 @@ static void head(Batch batch, double scale, double gradient_scale)
         linear_backward_input(tensor_range(partial_out(d_final), first, rows), z, params.embedding);
         linear_backward_weight(gradients.embedding, NONE, z, tensor_range(in, first, rows));
     }
-    Request *sum = gradient_scale == 0 ? NULL : f_backward(d_final);
-    comm_wait(&sum);
+    if (gradient_scale != 0)
+        comm_complete(f_backward(d_final));
 }
 
 /* Forward of the local layers: from tokens, or the x received, to the x to send, or the loss of the local tokens. */

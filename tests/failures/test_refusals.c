@@ -133,6 +133,7 @@ static const struct {
     {4, TENSOR, 1, "--heads 6", "--heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},
     {2, TENSOR, 1, "--seq 7 --micro-batch 1 --sequence-parallel",
      "--micro-batch x --seq = 7 is not divisible by 2 ranks; use 1 or 7"},
+    {2, TENSOR, 1, "--overlap", "--overlap: expected --sequence-parallel as well"},
     {4, TENSOR, 1, "--heads 4 --vocab 3 --data three.bin", "--vocab 3: expected at least 4, one token per rank"},
     {2, PIPELINE, 2, "--chunks 2", ONE_CHUNK "2"},
     {2, PIPELINE, 2, "--schedule zero-bubble --recompute full",

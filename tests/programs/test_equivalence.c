@@ -25,6 +25,7 @@ enum { BEFORE = 2, MOST_STEPS = 20 };   /* the reference saves a checkpoint afte
 #define SPAN(tokens) "--capacity 0.8 --span " #tokens
 #define LLAMA(K, more) .model = "--kv-heads " #K " --mlp 37 " more
 #define FP32 "--dtype fp32 "
+#define TENSOR_OPTIONS {"", "--sequence-parallel", "--sequence-parallel --overlap"}
 #define PIPELINE 0, 8, 16, 2            /* dp, seq, hidden, heads */
 
 /* What make test compares beside the products below. Cases share global batches, thus 01's results. */
@@ -47,6 +48,7 @@ static const Configuration cases[] = {
     /* neither 7 rows nor a vocabulary of 101 is a multiple of the ranks; heads of size 8 */
     {"05_tensor_parallel", "", 3, 2, 1, 1, "selective", .seq = 7},
     {"05_tensor_parallel", "--sequence-parallel", 8, 2, 1, 2, "none", 0, 16, 64, 8, 101},
+    {"05_tensor_parallel", "--sequence-parallel --overlap", 7, 2, 1, 2, "full", 0, 21, 56, 7, 101},
 
     /* every schedule; m below, equal to and above p; layers that are no multiple of the ranks */
     {"06_pipeline_parallel", "--schedule afab", 1, 3, 2, 3, "full", PIPELINE},
@@ -119,7 +121,7 @@ static const struct {
     {"03_data_parallel", {"--sync naive", "--sync overlap", "--sync bucket --bucket-mb 0.05"}, {1, 2, 3, 4, 8},
      {1, 2, 3}, {3}, {16}},
     {"04_zero", {"--zero 1", "--zero 2", "--zero 3"}, {1, 2, 3, 4, 8}, {1, 2, 3}, {3}, {16}},
-    {"05_tensor_parallel", {"", "--sequence-parallel"}, {1, 2, 3, 4, 6, 8}, {3}, {3}, {16}},
+    {"05_tensor_parallel", TENSOR_OPTIONS, {1, 2, 3, 4, 6, 8}, {3}, {3}, {16}},
     /* sequence chunks of more than 64 tokens, and of odd length */
     {"07_context_parallel", {"--attention zigzag", "--attention ring", "--attention allgather", "--attention ulysses"},
      {1, 2, 3, 4, 8}, {2}, {1, 3}, {48, 144}},
@@ -131,10 +133,10 @@ static const struct {
     {"10_expert_parallel", {"--ep 6"}, {6}, {2}, {1, 2}, {16}, EXPERTS(6, 3, "--capacity 0")},
     {"10_expert_parallel", {"--ep 8"}, {8}, {2}, {1, 2}, {16}, EXPERTS(8, 3, "--capacity 0.7")},
     /* of 24 heads, as many of k and v, half, two, one */
-    {"12_llama", {"", "--sequence-parallel"}, {1, 2, 3, 4, 6, 8}, {3}, {3}, {16}, LLAMA(24, "")},
-    {"12_llama", {"", "--sequence-parallel"}, {2, 3, 4, 6}, {2}, {3}, {16}, LLAMA(12, "--untied")},
-    {"12_llama", {"", "--sequence-parallel"}, {2, 4, 6, 8}, {2}, {3}, {16}, LLAMA(2, "")},
-    {"12_llama", {"", "--sequence-parallel"}, {2, 3, 4, 8}, {2}, {3}, {16}, LLAMA(1, "--untied")},
+    {"12_llama", TENSOR_OPTIONS, {1, 2, 3, 4, 6, 8}, {3}, {3}, {16}, LLAMA(24, "")},
+    {"12_llama", TENSOR_OPTIONS, {2, 3, 4, 6}, {2}, {3}, {16}, LLAMA(12, "--untied")},
+    {"12_llama", TENSOR_OPTIONS, {2, 4, 6, 8}, {2}, {3}, {16}, LLAMA(2, "")},
+    {"12_llama", TENSOR_OPTIONS, {2, 3, 4, 8}, {2}, {3}, {16}, LLAMA(1, "--untied")},
 };
 
 static double worst[4];                 /* differences of gradients, checkpoints, losses and norms */

@@ -67,8 +67,12 @@ static const Planted planted[] = {
     {"03_data_parallel", "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)", 4,
      "--sync naive", "the loss and every gradient are 4 times too large (= the number of ranks)", true},
     /* a bias that every rank adds */
-    {"05_tensor_parallel", "a->gelu, w->down_weight, NONE)", "a->gelu, w->down_weight, w->down_bias)", 3,
-     "--recompute none", "a run in which down_bias was added on every rank, and once more after the all-reduce"},
+    {"05_tensor_parallel", "    linear_g_forward(a->branch, a->gelu, w->down_weight);\n",
+     "    linear_forward(partial_out(a->branch), a->gelu, w->down_weight, w->down_bias);\n    g_forward(a->branch);\n",
+     3, "--recompute none", "a run in which down_bias was added on every rank, and once more after the all-reduce"},
+    /* a sum that is overwritten while a ring still sends it */
+    {"05_tensor_parallel", "piece(partial_sums, k % 2)", "piece(partial_sums, 0)", 4, "--sequence-parallel --overlap",
+     "exchange of partial_sums in group tp: it was changed before comm_wait"},
     /* a missing all-reduce, backward */
     {"05_tensor_parallel", "    sum = f_backward(d->ln1);\n", "", 2, "--recompute none",
      "all_reduce in group tp is called 112 times per step, but predict() gives 140: 28 missing = 1 per layer and "
@@ -270,8 +274,13 @@ static void waste_is_named(void **state)
         {"02_mixed_precision", "gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;",
          "gradients_dtype = dtype == BF16 ? BF16 : REAL;", "--dtype bf16: correct, but suspicious|    gradients: |is "
          "something left out, or stored in fewer bits?"},
-        {"05_tensor_parallel", "    in = f_forward(a->ln1);\n    sum = f_backward(d->ln1);\n",
-         "    sum = f_backward(d->ln1);\n    in = f_forward(a->ln1);\n", "transfers that wait behind an earlier one"},
+        {"05_tensor_parallel", "    rows = f_start(a->ln1);\n    linear_backward_input(partial_out(d->ln1), d->qkv, "
+         "w->qkv_weight);\n    comm_wait(&rows);\n    sum = f_backward(d->ln1);\n",
+         "    linear_backward_input(partial_out(d->ln1), d->qkv, w->qkv_weight);\n    sum = f_backward(d->ln1);\n"
+         "    f_forward(a->ln1);\n", "transfers that wait behind an earlier one"},
+        {"05_tensor_parallel", "    return comm_start_exchange(tp, arriving, (r + n - 1) % n, leaving, (r + 1) % n);\n",
+         "    comm_exchange(tp, arriving, (r + n - 1) % n, leaving, (r + 1) % n);\n    return NULL;\n",
+         "--overlap --recompute full: correct, but wasteful"},
         {"06_pipeline_parallel", "repeat(&w, 2 * (p - r) - 1, \"F0\");", "repeat(&w, 2 * (p - r), \"F0\");",
          "--schedule zb-v: correct, but wasteful|micro-batches in flight, of all ranks: 21, but 18"},
         {"09_combined", "const int t = w % tp_size, c = w / tp_size % cp_size,",
@@ -282,7 +291,7 @@ static void waste_is_named(void **state)
     };
 
     (void)state;
-    for (int i = 0; i < (full_tests() ? 6 : 2); i++) {
+    for (size_t i = 0; i < (full_tests() ? sizeof table / sizeof *table : 2); i++) {
         const char *directory = copy_of(table[i].program);
         replace(directory, table[i].from, table[i].to);
         expect(run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), table[i].program, directory), 0,

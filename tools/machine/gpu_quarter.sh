@@ -257,7 +257,7 @@ if wants more; then
         01 8 03_data_parallel --sync naive --micro-batch 1 --accumulate 1
         01 8 03_data_parallel --sync bucket --micro-batch 1 --accumulate 1
         01 8 05_tensor_parallel --micro-batch 4 --accumulate 2
-        01 4 05_tensor_parallel --sequence-parallel --recompute full --micro-batch 4 --accumulate 2
+        01 4 05_tensor_parallel --sequence-parallel --overlap --recompute full --micro-batch 4 --accumulate 2
         01 8 09_combined --dtype fp32 --tp 2 --cp 2 --micro-batch 4 --accumulate 1
         10 8 11_five_dimensions --dtype fp32 --tp 2 --cp 2 --ep 8 --span 12 --micro-batch 4 --accumulate 1
 END

@@ -40,6 +40,7 @@ const Case cases[] = {
     {"05_tensor_parallel", "--recompute full", 4},
     {"05_tensor_parallel", "--sequence-parallel", 3},
     {"05_tensor_parallel", "--sequence-parallel --recompute selective", 2},
+    {"05_tensor_parallel", "--sequence-parallel --overlap --recompute full", 4},
     {"05_tensor_parallel", "", 3, .kind = FAR},
     {"05_tensor_parallel", "--sequence-parallel --recompute full", 4, .kind = FULL},
     {"06_pipeline_parallel", "--schedule afab --recompute full", 2},
@@ -91,6 +92,7 @@ const Case cases[] = {
     {"12_llama", "--kv-heads 2 --recompute full", 4},               /* two copies of each KV head */
     {"12_llama", "--kv-heads 1 --untied --sequence-parallel", 3},
     {"12_llama", "--kv-heads 6 --sequence-parallel --recompute selective", 2},
+    {"12_llama", "--kv-heads 3 --sequence-parallel --overlap", 3},
     {"12_llama", "--kv-heads 3", 3, .kind = FAR},
     {"12_llama", "--kv-heads 2 --untied --sequence-parallel --recompute full", 4, .kind = FULL},
     {"", "", 1}, {"", "", 2}, {"", "", 4},              /* any other program: the user's own */
