@@ -64,7 +64,7 @@ static Tensor f_forward(Tensor x)
     return all_rows(x);
 }
 
-static Request *f_backward(Tensor d_x)          /* adds up the ranks' partial gradients; starts only, too */
+static Request *f_backward(Tensor d_x)          /* starts to add up the ranks' partial gradients */
 {
     return sequence_parallel ? comm_start_reduce_scatter(tp, d_x, partial_sums) : comm_start_all_reduce(tp, d_x, SUM);
 }
@@ -86,74 +86,10 @@ static Tensor partial_out(Tensor out)
     return sequence_parallel ? partial_sums : out;
 }
 
-/* Piece k of t, which has all rows. With --overlap: the rows of the rank k places before in a ring. */
-static Tensor piece(Tensor t, int k)
-{
-    const int n = comm_size(tp), rank = (comm_rank(tp) + n - k) % n;
-
-    return overlap ? tensor_range(tensor_view(t, shape(B * T, tensor_width(t))), R * rank, R) : t;
-}
-
-/* Starts to send `leaving` to the next rank in the ring, and to receive `arriving` from the one before. */
-static Request *pass_on(Tensor leaving, Tensor arriving)
-{
-    const int n = comm_size(tp), r = comm_rank(tp);
-
-    return comm_start_exchange(tp, arriving, (r + n - 1) % n, leaving, (r + 1) % n);
-}
-
-/* Brings piece k of all rows of x. With --overlap it is here already, and this starts to bring the next one. */
-static Request *f_piece(Tensor x, int k)
-{
-    if (!overlap)
-        f_forward(x);
-    else if (k == 0)
-        tensor_copy(piece(full_rows, 0), x);
-    return k + 1 < pieces ? pass_on(piece(full_rows, k), piece(full_rows, k + 1)) : NULL;
-}
-
-/* f, then out = x weight^T + bias. */
-static void f_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
-{
-    for (int k = 0; k < pieces; k++) {
-        Request *next = f_piece(x, k);
-        linear_forward(piece(out, k), piece(all_rows(x), k), weight, bias);
-        comm_wait(&next);
-    }
-}
-
-/* g's backward, then d_in = d_out weight. Returns all rows of d_out. */
-static Tensor g_linear_backward(Tensor d_in, Tensor d_out, Tensor weight)
-{
-    for (int k = 0; k < pieces; k++) {
-        Request *next = f_piece(d_out, k);
-        linear_backward_input(piece(d_in, k), piece(all_rows(d_out), k), weight);
-        comm_wait(&next);
-    }
-    return all_rows(d_out);
-}
-
-/* out = in weight^T, then g. With --overlap partial sums go round the ring: while the sum of the ranks before arrives,
- * this rank multiplies the same rows; then it adds its product and passes the sum on. Its own rows come last. */
-static void linear_g_forward(Tensor out, Tensor in, Tensor weight)
-{
-    Request *hop = NULL;
-
-    if (!overlap) {
-        linear_forward(partial_out(out), in, weight, NONE);
-        g_forward(out);
-        return;
-    }
-    for (int k = 1; k <= pieces; k++) {
-        Tensor sum = k < pieces ? piece(partial_sums, k % 2) : out;
-        linear_forward(sum, piece(in, k), weight, NONE);
-        comm_wait(&hop);
-        if (k > 1)
-            tensor_add(sum, piece(full_rows, 0));
-        if (k < pieces)
-            hop = pass_on(sum, piece(full_rows, 0));
-    }
-}
+/* Products with f before them, with g behind them, and with g's backward before them: defined after backward. */
+static void f_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
+static void linear_g_forward(Tensor out, Tensor in, Tensor weight);
+static Tensor g_linear_backward(Tensor d_in, Tensor d_out, Tensor weight);
 
 /* Computes one transformer block: from the residual stream x to out, both (R, H). */
 static void block_forward(const BlockParams *w, BlockActs *a, Tensor out, Tensor x)
@@ -245,6 +181,75 @@ static void backward(Acts *a, Batch batch, double scale)
         block_backward(&w->blocks[l], &g->blocks[l], &a->blocks[l], &d_block, d_x, a->x[l]);
     }
     embedding_backward(g->embedding, g_backward(d_x), batch.inputs);
+}
+
+/* Piece k of t, which has all rows. With --overlap: the rows of the rank k places before in a ring. */
+static Tensor piece(Tensor t, int k)
+{
+    const int n = comm_size(tp), rank = (comm_rank(tp) + n - k) % n;
+
+    return overlap ? tensor_range(tensor_view(t, shape(B * T, tensor_width(t))), R * rank, R) : t;
+}
+
+/* Starts to send `leaving` to the next rank in the ring, and to receive `arriving` from the one before. */
+static Request *pass_on(Tensor leaving, Tensor arriving)
+{
+    const int n = comm_size(tp), r = comm_rank(tp);
+
+    return comm_start_exchange(tp, arriving, (r + n - 1) % n, leaving, (r + 1) % n);
+}
+
+/* Brings piece k of all rows of x. With --overlap it is here already, and this starts to bring the next one. */
+static Request *f_piece(Tensor x, int k)
+{
+    if (!overlap)
+        f_forward(x);
+    else if (k == 0)
+        tensor_copy(piece(full_rows, 0), x);
+    return k + 1 < pieces ? pass_on(piece(full_rows, k), piece(full_rows, k + 1)) : NULL;
+}
+
+/* f, then out = x weight^T + bias. */
+static void f_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
+{
+    for (int k = 0; k < pieces; k++) {
+        Request *next = f_piece(x, k);
+        linear_forward(piece(out, k), piece(all_rows(x), k), weight, bias);
+        comm_wait(&next);
+    }
+}
+
+/* g's backward, then d_in = d_out weight. Returns all rows of d_out. */
+static Tensor g_linear_backward(Tensor d_in, Tensor d_out, Tensor weight)
+{
+    for (int k = 0; k < pieces; k++) {
+        Request *next = f_piece(d_out, k);
+        linear_backward_input(piece(d_in, k), piece(all_rows(d_out), k), weight);
+        comm_wait(&next);
+    }
+    return all_rows(d_out);
+}
+
+/* out = in weight^T, then g. With --overlap partial sums go round the ring: while the sum of the ranks before arrives,
+ * this rank multiplies the same rows; then it adds its product and passes the sum on. Its own rows come last. */
+static void linear_g_forward(Tensor out, Tensor in, Tensor weight)
+{
+    Request *hop = NULL;
+
+    if (!overlap) {
+        linear_forward(partial_out(out), in, weight, NONE);
+        g_forward(out);
+        return;
+    }
+    for (int k = 1; k <= pieces; k++) {
+        Tensor sum = k < pieces ? piece(partial_sums, k % 2) : out;
+        linear_forward(sum, piece(in, k), weight, NONE);
+        comm_wait(&hop);
+        if (k > 1)
+            tensor_add(sum, piece(full_rows, 0));
+        if (k < pieces)
+            hop = pass_on(sum, piece(full_rows, 0));
+    }
 }
 
 /* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */

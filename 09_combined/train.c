@@ -64,7 +64,7 @@ static Tensor f_forward(Tensor x)
     return all_rows(x);
 }
 
-static Request *f_backward(Tensor d_x)          /* adds up the ranks' partial gradients; starts only, too */
+static Request *f_backward(Tensor d_x)          /* starts to add up the ranks' partial gradients */
 {
     return tp_size > 1 ? comm_start_reduce_scatter(tp, d_x, partial_sums) : NULL;
 }
