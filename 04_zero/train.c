@@ -1,7 +1,8 @@
 /* 04_zero: data parallelism (03) with the training state sharded over the ranks (Rajbhandari et al. 2020).
  *
  * Each unit (the embedding, a block, the final LayerNorm) is split into one shard per rank. --zero 1 shards AdamW's
- * moments, 2 also gradients, 3 also parameters: a unit is all-gathered while the previous one computes.
+ * moments, 2 also gradients, 3 also parameters: a unit is all-gathered while the previous one computes. --replicate N
+ * makes N copies of the state, each sharded over a group of the ranks (HSDP).
  */
 #include "../common/ultrascale.h"
 
@@ -10,8 +11,11 @@ static Params params, gradients;    /* one tensor per parameter: views of flat b
 static AdamW optimizer;
 static const DType dtype = REAL;    /* of weights, activations and their gradients */
 static Comm *dp;                    /* all ranks; each computes its own sequences of the batch */
-static int zero = 1;
+static Comm *dp_shard;              /* the ranks that share one copy of the training state: all of dp, but for HSDP */
+static Comm *replicas;              /* HSDP: the ranks with the same shard, one in each copy */
+static int zero = 1, replicate = 1;
 static Request *gathering[4], *reducing[4];     /* [slot]: in flight, or NULL */
+static Request **summing;                       /* [unit]: HSDP's all-reduce in flight, or NULL */
 static int slot_unit[4];                        /* [slot]: the unit whose parameters it holds; -1: none */
 
 /* Local sizes, on this rank. Shapes in comments use these letters. */
@@ -96,7 +100,7 @@ static void start_gather(int u)
     if (zero < 3 || slot_unit[slot_of(u)] == u)
         return;
     slot_unit[slot_of(u)] = u;
-    gathering[slot_of(u)] = comm_start_all_gather(dp, params.units[u], optimizer.shards[u].params);
+    gathering[slot_of(u)] = comm_start_all_gather(dp_shard, params.units[u], optimizer.shards[u].params);
 }
 
 /* Call before unit u computes. Waits for its parameters, and starts the all-gather of the next unit's. */
@@ -130,17 +134,29 @@ static void gradients_begin(int u)
     comm_wait(&reducing[slot_of(u)]);    /* the slot's previous unit; with ZeRO-1 only the request is reused */
     if (zero == 1)
         return;
-    const Range shard = comm_shard(dp, layout.units[u].count);
+    const Range shard = comm_shard(dp_shard, layout.units[u].count);
     tensor_zero(gradients.units[u]);
     /* this rank's shard of the running sum, zeros elsewhere: reduce-scattering the slots gives the new sum */
     tensor_copy(tensor_range(gradients.units[u], shard.first, shard.count), optimizer.shards[u].gradients);
 }
 
-/* Call after the backward of unit u. Starts its reduce-scatter; with ZeRO-1 only after the last micro-batch. */
+/* HSDP: starts to add up the replicas' sums of this shard of unit u, once its reduce-scatter is complete. */
+static void sum_replicas(int u)
+{
+    if (replicate == 1)
+        return;
+    comm_wait(&reducing[slot_of(u)]);
+    summing[u] = comm_start_all_reduce(replicas, optimizer.shards[u].gradients, SUM);
+}
+
+/* Call after the backward of unit u. Starts its reduce-scatter; with ZeRO-1 only after the last micro-batch. After that
+ * one HSDP also adds up the replicas' sums of the unit before, whose reduce-scatter was in flight meanwhile. */
 static void gradients_end(int u, bool last)
 {
     if (zero > 1 || last)
-        reducing[slot_of(u)] = comm_start_reduce_scatter(dp, optimizer.shards[u].gradients, gradients.units[u]);
+        reducing[slot_of(u)] = comm_start_reduce_scatter(dp_shard, optimizer.shards[u].gradients, gradients.units[u]);
+    if (last && u <= L)
+        sum_replicas(u + 1);
 }
 
 /* Adds this micro-batch's gradients to the step's. */
@@ -173,8 +189,11 @@ static void backward(Acts *a, Batch batch, double scale, bool last)
 
 static void gradients_wait(void)
 {
+    sum_replicas(0);
     for (int i = 0; i < 4; i++)
         comm_wait(&reducing[i]);
+    for (int u = 0; u < L + 2; u++)
+        comm_wait(&summing[u]);
 }
 
 /* Call after an update or a load: full units are stale. ZeRO-1 and 2 all-gather them; ZeRO-3 empties the slots. */
@@ -182,7 +201,7 @@ static void refresh_params(void)
 {
     memset(slot_unit, -1, sizeof slot_unit);
     for (int u = 0; u < L + 2 && zero < 3; u++)
-        comm_all_gather(dp, params.units[u], optimizer.shards[u].params);
+        comm_all_gather(dp_shard, params.units[u], optimizer.shards[u].params);
 }
 
 /* One optimizer step: one update from the gradients of the global batch, computed micro-batch by micro-batch. */
@@ -227,6 +246,18 @@ static void sizes(void)
     const Config *c = &options.config;
     B = options.micro_batch, T = c->seq, R = B * T;
     L = c->layers, H = c->hidden, A = c->heads, D = H / A, F = 4 * H, V = c->vocab;
+}
+
+/* Neighbors share a copy of the training state, as they share a node. */
+static void groups(void)
+{
+    const int n = comm_size(world), r = comm_rank(world), shards = n / replicate;
+
+    if (n % replicate)
+        fail("--replicate %d: expected a divisor of the %d ranks, since every copy needs as many", replicate, n);
+    dp = comm_split(world, 0, "dp");
+    dp_shard = replicate == 1 ? dp : comm_split(world, r / shards, "dp_shard");
+    replicas = comm_split(world, r % shards, "replicas");
 }
 
 /* shared: activations that are not saved for backward are in the buffers of `first`, which every block overwrites. */
@@ -288,8 +319,9 @@ static void predict(void)
     const double blocks = options.recompute == RECOMPUTE_FULL ? 1 : L;
     const double quadratic = options.recompute == RECOMPUTE_NONE ? L : 1;
     const int64_t embedding = H * V, layer = 12 * H * H + 13 * H, final = 2 * H;     /* elements per unit */
-    const double own = comm_shard(dp, embedding).count + L * comm_shard(dp, layer).count + comm_shard(dp, final).count;
-    const double slots = embedding + (L < 2 ? L : 2) * layer + final, n = comm_size(dp);
+    const double own = comm_shard(dp_shard, embedding).count + L * comm_shard(dp_shard, layer).count
+                       + comm_shard(dp_shard, final).count;
+    const double slots = embedding + (L < 2 ? L : 2) * layer + final, n = comm_size(dp_shard);
 
     memory_predict(MEM_PARAMETERS, real_size * (zero == 3 ? own : N));
     memory_predict(MEM_GRADIENTS, real_size * (zero >= 2 ? own : N));
@@ -310,10 +342,12 @@ static void predict(void)
     const int64_t m = options.accumulate, again = zero == 3 && L > 2 ? (2 * m - 1) * (L - 2) : 0;
     for (int u = 0; u < L + 2; u++) {
         const int64_t unit = u == 0 ? embedding : u <= L ? layer : final;
-        comm_predict(dp, REDUCE_SCATTER, zero == 1 ? 1 : m, unit);
-        comm_predict(dp, ALL_GATHER, 1, unit);
+        comm_predict(dp_shard, REDUCE_SCATTER, zero == 1 ? 1 : m, unit);
+        comm_predict(dp_shard, ALL_GATHER, 1, unit);
+        if (replicate > 1)
+            comm_predict(replicas, ALL_REDUCE, 1, comm_shard(dp_shard, unit).count);
     }
-    comm_predict(dp, ALL_GATHER, again, layer);
+    comm_predict(dp_shard, ALL_GATHER, again, layer);
 }
 
 /* Creates what a step needs: parameters, optimizer states, activations, buffers. Returns room for a micro-batch. */
@@ -325,15 +359,16 @@ static Batch set_up(void)
     comm_connect();
     memory_check_fits();
 
-    layout = layout_create(options.config, FULL_MODEL);
+    layout = layout_create(options.config, replica(comm_rank(replicas)));
     params = zero < 3 ? params_view(&layout, tensor_create(MEM_PARAMETERS, dtype, "params", shape(layout.count)))
                       : params_view_units(&layout, slots_create("params"));
     gradients = zero < 2 ? params_view(&layout, tensor_create(MEM_GRADIENTS, dtype, "gradients", shape(layout.count)))
                          : params_view_units(&layout, slots_create("gradients"));
     optimizer = (AdamW){.layout = &layout, .shards = calloc(L + 2, sizeof(ParamShard)), .count = L + 2,
                         .full_params = params.buffer};
+    summing = calloc(L + 2, sizeof(Request *));
     for (int u = 0; u < L + 2; u++) {           /* this rank's shards: views of full units, or buffers of their own */
-        const Range shard = comm_shard(dp, layout.units[u].count);
+        const Range shard = comm_shard(dp_shard, layout.units[u].count);
         optimizer.shards[u] = (ParamShard){
             .first = layout.units[u].first + shard.first,
             .params = zero < 3 ? tensor_range(params.units[u], shard.first, shard.count)
@@ -358,9 +393,10 @@ int main(int argc, char **argv)
     run_begin("04_zero", "Trains a transformer with the batch split and the training state sharded.", argc, argv,
               (ProgramOption[]){
         {"zero", OPTION_INT, &zero, "ZeRO stage: shard 1 optimizer states, 2 + gradients, 3 + parameters", "N", 1, 3},
+        {"replicate", OPTION_INT, &replicate, "HSDP: copies of the training state, each over ranks / N", "N", 1, 1000},
         TEXT_OPTIONS,
         {0}});
-    dp = comm_split(world, 0, "dp");
+    groups();
     Batch batch = set_up();
 
     int step = run_load(&optimizer);            /* initial weights, or the checkpoint of --load */

@@ -75,6 +75,7 @@ static const struct {
     {"09_combined", "--dtype fp32", 1},
     {"03_data_parallel", "--sync overlap", 2},
     {"04_zero", "--zero 3", 2},
+    {"04_zero", "--zero 3 --replicate 2", 4},
     {"05_tensor_parallel", "--sequence-parallel", 2},
     {"05_tensor_parallel", "--sequence-parallel --overlap", 4, true},
     {"06_pipeline_parallel", "--schedule zero-bubble", 2},

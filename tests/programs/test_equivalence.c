@@ -121,6 +121,9 @@ static const struct {
     {"03_data_parallel", {"--sync naive", "--sync overlap", "--sync bucket --bucket-mb 0.05"}, {1, 2, 3, 4, 8},
      {1, 2, 3}, {3}, {16}},
     {"04_zero", {"--zero 1", "--zero 2", "--zero 3"}, {1, 2, 3, 4, 8}, {1, 2, 3}, {3}, {16}},
+    {"04_zero", {"--zero 1 --replicate 2", "--zero 2 --replicate 2", "--zero 3 --replicate 2"}, {2, 4, 6, 8}, {3}, {3},
+     {16}},
+    {"04_zero", {"--zero 2 --replicate 3", "--zero 3 --replicate 3"}, {3, 6}, {1, 2, 4}, {3}, {16}},
     {"05_tensor_parallel", TENSOR_OPTIONS, {1, 2, 3, 4, 6, 8}, {3}, {3}, {16}},
     /* sequence chunks of more than 64 tokens, and of odd length */
     {"07_context_parallel", {"--attention zigzag", "--attention ring", "--attention allgather", "--attention ulysses"},

@@ -86,6 +86,12 @@ static const Planted planted[] = {
      "    slot_unit[2] = slot_unit[3] = -1;\n    for (int u", 2, "--zero 3", "stale copies"},
     {"04_zero", "    comm_wait(&gathering[slot_of(u)]);\n", "", 2, "--zero 3",
      "NaN may also mean that a buffer was read before comm_wait"},
+    /* copies of the state that each know half of the batch; a shard added up while its reduce-scatter is in flight */
+    {"04_zero", "    summing[u] = comm_start_all_reduce(replicas, optimizer.shards[u].gradients, SUM);\n", "", 4,
+     "--zero 3 --replicate 2", "all_reduce in group replicas is called 0 times per step, but predict() gives 5|"
+     "different weights instead of 1 each: 1 for 0 to 1, 0 for 2 to 3", true},
+    {"04_zero", "    comm_wait(&reducing[slot_of(u)]);\n    summing", "    summing", 4, "--zero 3 --replicate 2",
+     "all_reduce of gradients in group replicas: element 0 was written to before comm_wait"},
     /* a norm over the local shard alone */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
      "the gradients are right, but their norm is|add the ranks' partial sums (comm_sum)", true},
@@ -337,7 +343,7 @@ static void wrong_predictions_are_failures(void **state)
         {"01_single_gpu", "memory_predict(MEM_GRADIENTS, stored * N);",
          "memory_predict(MEM_GRADIENTS, stored * N + 4);",
          "", "DIFFERS"},
-        {"04_zero", "comm_shard(dp, embedding).count + L", "embedding / comm_size(dp) + L", "mpiexec -n 3 ",
+        {"04_zero", "comm_shard(dp_shard, embedding).count + L", "embedding / comm_size(dp_shard) + L", "mpiexec -n 3 ",
          "rank 2: the peak of optimizer is "},
     };
 

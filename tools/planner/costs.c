@@ -473,9 +473,10 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double per_stage = (s->params - s->experts) * per_byte + experts;
     const bool sharded = c->framework == FOR_TORCHTITAN || c->framework == FOR_FSDP_2023;   /* FSDP */
     const double real = c->gradients == 2 && !sharded ? 2 : FLOAT;
-    /* HSDP: copies all-reduce their shards of the gradients. */
-    const double across = (copies > 1) * (2 * real * (s->params - s->experts) * fmin(1, c->per_node / group)
-                                          * (copies - 1) / copies / h->network + k->sync * s->layers * log2(copies));
+    /* HSDP: copies all-reduce their shards of the gradients, in a node if it holds all copies. */
+    const double between = group * copies > c->per_node ? fmin(1, c->per_node / group) / h->network : 1 / n / rate;
+    const double across = (copies > 1) * (2 * real * (s->params - s->experts) * (copies - 1) / copies * between
+                                          + 2 * (copies - 1) * units * h->latency + k->sync * s->layers * log2(copies));
     const double reduce_scatter = real * per_stage + units * wait + across;
     const double all_gather = c->stored * per_stage + units * wait;
     /* In an interleaved pipeline a chunk's transfers are behind other chunks of p micro-batches. */

@@ -34,6 +34,8 @@ const Case cases[] = {
     {"04_zero", "--zero 2 --recompute selective --layers 1", 3},
     {"04_zero", "--zero 3 --heads 5 --hidden 50", 4},               /* shards of unequal sizes */
     {"04_zero", "--zero 3 --accumulate 1 --recompute full", 2},
+    {"04_zero", "--zero 3 --replicate 2 --heads 5 --hidden 50", 6},
+    {"04_zero", "--zero 2 --replicate 2 --recompute full", 4, .kind = FULL},
     {"04_zero", "--zero 1 --accumulate 1 --heads 5 --hidden 50", 3, .kind = FULL},
     {"04_zero", "--zero 2 --accumulate 1", 4, .kind = FULL},
     {"05_tensor_parallel", "", 2},
