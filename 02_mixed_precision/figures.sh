@@ -19,6 +19,11 @@ bf16_alone --dtype bf16 --master none
 fp16 --dtype fp16
 fp16_unscaled --dtype fp16 --loss-scale 0.0009765625 --loss-scale-growth 0
 fp8 --dtype fp8
+fp8_tile --dtype fp8 --fp8-scaling tile
+fp8_mx --dtype fp8 --fp8-scaling mx
 END
+# Errors of a product whose input has one outlier.
+make --no-print-directory build/cpu/test_formats
+build/cpu/test_formats | awk '$1 == "outlier" { print $2, $4, $6, $8, $10 }' >"$work/outlier"
 gnuplot -e "work='$work'" 02_mixed_precision/losses.gnuplot
 echo "drew 02_mixed_precision/losses.svg"

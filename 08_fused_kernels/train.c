@@ -16,6 +16,14 @@ static bool has_master, fp8;
 static const char *fuse_option = "all";
 static Fusions fuse;                /* the chains that run as one operator */
 
+/* --fp8-scaling: the format of each kind of operand, and what shares a scale. */
+static enum { SCALING_TENSOR, SCALING_TILE, SCALING_MX } fp8_scaling = SCALING_TENSOR;
+typedef enum { ACTIVATION, WEIGHT, GRADIENT } Operand;
+static const struct { DType dtype; Scaling scaling; } fp8_formats[][3] = {
+    [SCALING_TENSOR] = {{E4M3, PER_TENSOR}, {E4M3, PER_TENSOR}, {E5M2, PER_TENSOR}},
+    [SCALING_TILE] = {{E4M3, PER_1X128}, {E4M3, PER_128X128}, {E4M3, PER_1X128}},       /* DeepSeek-V3 */
+    [SCALING_MX] = {{E4M3, PER_1X32}, {E4M3, PER_1X32}, {E4M3, PER_1X32}}};             /* MXFP8 */
+
 static double loss_scale = 65536;   /* F16: factor on the loss, so that small gradients do not underflow to 0 */
 static double clean_steps;          /* steps without overflow since the loss scale last changed */
 static int growth_interval = 2000;  /* clean steps until the loss scale doubles; 0: never */
@@ -59,7 +67,7 @@ static Tensor loss;                 /* (1)     of the step, accumulated over its
 static Tensor squares, clipping;    /* (1)     with --fuse adamw: sum of the gradients' squares, gradient scale */
 static double *arrived;             /* [2]     host copies of squares and loss, in memory that the device writes to */
 static Tensor left8, right8;        /* fp8 copies of a matmul's two operands, one byte per element */
-static Tensor scales;               /* (2, 4)  F32, a row each: its scale, and room up to 16 bytes (fp8.h) */
+static Tensor scales;               /* (2, *)  F32, a row each: its scales, or one and room up to 16 bytes (fp8.h) */
 
 /* linear_* of ops.h, but with both operands in fp8 if that is the --dtype: defined after backward. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias);
@@ -186,28 +194,31 @@ static void backward(Acts *a, Batch batch, double scale)
     embedding_backward(g->embedding, d_x, batch.inputs);
 }
 
-/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scale begins row `scale` of scales. */
-static Tensor fp8_copy(Tensor buffer, int scale, DType fp8_dtype, Tensor t, bool transposed)
+/* Returns the matrix t, or t transposed, quantized to fp8 in `buffer`; its scales begin row `row` of scales. */
+static Tensor fp8_copy(Tensor buffer, int row, Operand kind, Tensor t, bool transposed)
 {
     const int64_t rows = tensor_rows(t), width = tensor_width(t);
     const Shape shape = transposed ? shape(width, rows) : shape(rows, width);
     Tensor copy = tensor_view(tensor_range(buffer, 0, rows * width), shape);
 
-    copy.dtype = fp8_dtype, copy.name = t.name, copy.scale = (float *)scales.data + 4 * scale;
+    copy.dtype = fp8_formats[fp8_scaling][kind].dtype, copy.name = t.name;
+    copy.scaling = fp8_formats[fp8_scaling][kind].scaling;
+    copy.scale = (float *)scales.data + row * tensor_width(scales);
     quantize(transposed ? NONE : copy, transposed ? copy : NONE, t);
     return copy;
 }
 
 /* linear_* of ops.h for the blocks. With fp8, both operands are quantized: activations and weights to E4M3 (more
- * precision), gradients to E5M2 (more range). linear_fp8 sums over the last dimension of both operands, so backward
- * transposes what it sums over rows. Results are BF16, weight gradients gradients_dtype. The logits stay in BF16. */
+ * precision), gradients to E5M2 (more range) unless they have tiles. linear_fp8 sums over the last dimension of both
+ * operands, and tiles lie along it, so backward transposes what it sums over rows. Results are BF16, weight gradients
+ * gradients_dtype. The logits stay in BF16. */
 static void mixed_linear_forward(Tensor out, Tensor x, Tensor weight, Tensor bias)
 {
     if (!fp8) {
         linear_forward(out, x, weight, bias);
         return;
     }
-    Tensor x8 = fp8_copy(left8, 0, E4M3, x, false), weight8 = fp8_copy(right8, 1, E4M3, weight, false);
+    Tensor x8 = fp8_copy(left8, 0, ACTIVATION, x, false), weight8 = fp8_copy(right8, 1, WEIGHT, weight, false);
     linear_fp8(out, x8, weight8, bias);
 }
 
@@ -217,7 +228,7 @@ static void mixed_linear_backward_input(Tensor d_x, Tensor d_out, Tensor weight)
         linear_backward_input(d_x, d_out, weight);
         return;
     }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, false), weight8 = fp8_copy(right8, 1, E4M3, weight, true);
+    Tensor d8 = fp8_copy(left8, 0, GRADIENT, d_out, false), weight8 = fp8_copy(right8, 1, WEIGHT, weight, true);
     linear_fp8(d_x, d8, weight8, NONE);
 }
 
@@ -227,7 +238,7 @@ static void mixed_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tensor 
         linear_backward_weight(d_weight, d_bias, d_out, x);
         return;
     }
-    Tensor d8 = fp8_copy(left8, 0, E5M2, d_out, true), x8 = fp8_copy(right8, 1, E4M3, x, true);
+    Tensor d8 = fp8_copy(left8, 0, GRADIENT, d_out, true), x8 = fp8_copy(right8, 1, ACTIVATION, x, true);
     linear_fp8_add(d_weight, d8, x8);
     if (d_bias.data)
         residual_backward(d_bias, d_out);
@@ -321,6 +332,9 @@ static void sizes(void)
 /* Derives the storage types from the options; fails if the device does not support them. */
 static void dtypes(void)
 {
+    const char *const scaling = (const char *[]){"tensor", "tile", "mx"}[fp8_scaling];
+    const int multiple = fp8_scaling == SCALING_TENSOR ? 16 : 128;
+
     dtype = dtype_option == DTYPE_F16 ? F16 : dtype_option == DTYPE_FP32 ? REAL : BF16;
     gradients_dtype = gradients_option == GRADIENTS_BF16 ? BF16 : REAL;
     has_master = dtype != REAL && master_option == MASTER_FP32;
@@ -331,11 +345,16 @@ static void dtypes(void)
         loss_scale = 1;
     if (gradients_dtype == BF16 && dtype != BF16)
         fail_usage("--gradients bf16 with --dtype %s: expected bf16 or fp8", dtype == F16 ? "fp16" : "fp32");
+    if (fp8_scaling != SCALING_TENSOR && dtype_option != DTYPE_FP8)
+        fail_usage("--fp8-scaling %s: expected --dtype fp8, since other types need no scales", scaling);
     if (device_supports(dtype) == SUPPORT_NONE)
         fail("%s does not support bf16, which needs compute capability 8.0: use --dtype fp16", device_name());
     if (dtype_option == DTYPE_FP8 && device_supports(E4M3) == SUPPORT_NONE)
         fail("%s does not support fp8, which needs compute capability 8.9: use --dtype bf16 or fp16", device_name());
-    fp8 = dtype_option == DTYPE_FP8 && R % 16 == 0 && H % 16 == 0;
+    if (dtype_option == DTYPE_FP8 && !fp8_supports(fp8_formats[fp8_scaling][WEIGHT].scaling))
+        fail("%s does not support --fp8-scaling %s, which needs compute capability %s and CUDA 12.9: use tensor",
+             device_name(), scaling, fp8_scaling == SCALING_TILE ? "9.0" : "10.0");
+    fp8 = dtype_option == DTYPE_FP8 && R % multiple == 0 && H % multiple == 0;
     const char *unfused = fp8 ? "with --dtype fp8 the products of linears are in fp8" : linear_gelu_unfused(dtype);
     if (fuse.gelu && unfused) {
         fuse.gelu = false;
@@ -343,7 +362,7 @@ static void dtypes(void)
     }
     run_set_matmul_dtype(fp8 ? E4M3 : dtype);
     if (dtype_option == DTYPE_FP8 && !fp8)
-        print_rank_0("fp8 matmuls need multiples of 16: those of %lld rows and --hidden %lld stay in bf16\n",
+        print_rank_0("fp8 matmuls need multiples of %d: those of %lld rows and --hidden %lld stay in bf16\n", multiple,
                      (long long)R, (long long)H);
 }
 
@@ -409,7 +428,8 @@ static void predict(void)
     memory_predict(MEM_WORKSPACE, block + scores + stored * 4 * R * H + real_size * T * D + 8 + 2 * 4 * B * T);
     memory_predict(MEM_WORKSPACE, fuse.attention ? real_size * flash_parts(dtype, B, T, T, A, D) : 0);
     memory_predict(MEM_WORKSPACE, fuse.adamw ? 2 * 8 : 0);                                      /* squares, clipping */
-    memory_predict(MEM_WORKSPACE, fp8 ? R * F + F * (R > H ? R : H) + 2 * 16 : 0);              /* the fp8 copies */
+    const int64_t most = F * (R > H ? R : H), tiles = fp8_scaling == SCALING_TENSOR ? 4 : most / 128;
+    memory_predict(MEM_WORKSPACE, fp8 ? R * F + most + 2 * 4 * tiles : 0);                      /* the fp8 copies */
 
     memory_estimate(MEM_PARAMETERS, stored * N, dtype == REAL ? "4 N" : "2 N");
     if (has_master)
@@ -454,9 +474,10 @@ static Batch set_up(void)
     rope = tensor_create(MEM_WORKSPACE, REAL, "rope", shape(T, D));
     rope_table(rope, 0);
     if (fp8) {
+        const int64_t most = F * (R > H ? R : H);
         left8 = tensor_create(MEM_WORKSPACE, E4M3, "left8", shape(R * F));
-        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(F * (R > H ? R : H)));
-        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2, 4));
+        right8 = tensor_create(MEM_WORKSPACE, E4M3, "right8", shape(most));
+        scales = tensor_create(MEM_WORKSPACE, F32, "scales", shape(2, fp8_scaling == SCALING_TENSOR ? 4 : most / 128));
     }
     return batch_create();
 }
@@ -472,6 +493,9 @@ int main(int argc, char **argv)
         {"gradients", OPTION_CHOICE, &gradients_option, "type in which weight gradients accumulate", "fp32|bf16"},
         {"master", OPTION_CHOICE, &master_option, "what AdamW updates: fp32 master weights, or the stored weights",
          "fp32|none"},
+        {"fp8-scaling", OPTION_CHOICE, &fp8_scaling,
+         "with fp8: a scale per tensor; per 1 x 128 (weights: 128 x 128); or per 1 x 32, a power of two",
+         "tensor|tile|mx"},
         {"loss-scale", OPTION_DOUBLE, &loss_scale,
          "with fp16: initial loss scale, unless --load restores one", "X", 1e-6, 1e30},
         {"loss-scale-growth", OPTION_INT, &growth_interval,

@@ -19,13 +19,17 @@ typedef float real;
 /* How elements are stored. Operators compute in `real` for every dtype. formats.h has the four small formats. */
 typedef enum { F64, F32, BF16, F16, E4M3, E5M2, I32 } DType;
 
+/* Which elements of an fp8 tensor share a scale: all, 128 of a row, 128 of each of 128 rows, 32 of a row. */
+typedef enum { PER_TENSOR, PER_1X128, PER_128X128, PER_1X32 } Scaling;
+
 typedef struct {
     void *data;             /* on the device; NULL: no tensor */
     const char *name;       /* for messages: "qkv", "blocks.3.qkv_weight"; not copied */
     DType dtype;
     int dims;
     int64_t shape[4];
-    float *scale;           /* on the device: the factor of an fp8 tensor's elements; NULL: 1 */
+    float *scale;           /* on the device: the factor of an fp8 tensor's elements, or factors; NULL: 1 */
+    Scaling scaling;
 } Tensor;
 
 typedef struct {

@@ -1,7 +1,8 @@
 /* Runs every operator, and 08's fused ones, on random numbers and ragged shapes, and writes their results to a file.
- * Arguments: the file, and the types, as a sum: 1, float; 2, bf16; 4, fp16; 8, fp8 (0: all that the device computes
- * with). Prints the sum of the types that it used. With a third argument, the file of another build, it compares: the
- * CPU's build tells where the GPU's differs (test_cuda.c).
+ * Arguments: the file, and the types, as a sum: 1, float; 2, bf16; 4, fp16; 8, fp8; beside 8: 16 and 32, fp8 with a
+ * scale per tile of 128, per 32 (0: all that the device computes with). Prints the sum of the types that it used. With
+ * a third argument, the file of another build, it compares: the CPU's build tells where the GPU's differs
+ * (test_cuda.c).
  *
  * Each tensor lies between guards, in the second round at an odd address, and outputs are NaN before the operator runs.
  */
@@ -20,6 +21,7 @@
 #include "../../common/base/formats.h"
 #include "../tensors.h"
 
+static int types_used;
 static FILE *file, *other;
 static int compared, failed;
 static char label[160];                 /* operator, type and sizes */
@@ -420,6 +422,38 @@ static void fp8(const int64_t *n)
     linear_fp8_add(result(sum, 1e-2), a, b);
 }
 
+static Tensor tiled(const char *name, int64_t rows, int64_t width, Scaling scaling)
+{
+    const bool bytes = scaling == PER_1X32;             /* which four by four are compared as integers */
+    Tensor t = aligned(E4M3, name, shape(rows, width));
+
+    t.scaling = scaling;
+    return with_scale(t, result(aligned(bytes ? I32 : REAL, "scales", shape(rows * width / 128)), bytes ? 0 : 1e-6));
+}
+
+/* As fp8, with scales per tile; the weight has a scale per 128 x 128, or per 1 x 32 as the other operand. */
+static void fp8_tiles(const int64_t *n)
+{
+    const int64_t R = n[0], K = n[1], M = n[2];
+    const Scaling scaling = n[3], of_weight = scaling == PER_1X32 ? PER_1X32 : PER_128X128;
+
+    if (!(types_used & (scaling == PER_1X32 ? 32 : 16)))
+        return;
+    const Tensor x[] = {in("x", shape(R, K)), zeroed(type, "nothing", shape(R, K)), in("infinite", shape(R, K))};
+    const Tensor sum = random_like(aligned(type == F16 ? REAL : type, "sum", shape(R, M)));
+    const Tensor a = tiled("a", R, K, scaling), b = tiled("b", M, K, of_weight);
+
+    tensor_scale(x[2], INFINITY);
+    for (int i = 0; i < 3; i++) {
+        quantize(result(tiled("quantized", R, K, scaling), 1e-5), NONE, x[i]);
+        quantize(NONE, result(tiled("transposed", K, R, of_weight), 1e-5), x[i]);
+    }
+    quantize(a, NONE, x[0]);
+    quantize(b, NONE, in("weight", shape(M, K)));
+    linear_fp8(result(aligned(type, "product", shape(R, M)), 1e-2), a, b, in("bias", shape(M)));
+    linear_fp8_add(result(sum, 1e-2), a, b);
+}
+
 /* B sequences of T tokens, E experts, K per token, C slots, rows of width H. */
 static void experts(const int64_t *n)
 {
@@ -537,6 +571,8 @@ static const struct {
     {"fp8", fp8, IN_FP8,
      {{16, 16, 16, 0}, {3, 17, 5, 0}, {67, 130, 5, 0}, {64, 128, 272, 0}, {320, 160, 48, 0},
       {16, 16, 16, 1}, {3, 17, 5, 1}, {67, 130, 5, 1}, {64, 128, 272, 1}, {320, 160, 48, 1}}},
+    {"fp8_tiles", fp8_tiles, IN_FP8, {{128, 128, 128, PER_1X128}, {256, 640, 384, PER_1X128},
+                                      {128, 128, 128, PER_1X32}, {256, 640, 384, PER_1X32}}},
     {"rmsnorm", rmsnorm, BOTH_GRADIENTS, ROWS},
     {"swiglu", swiglu, EACH_TYPE, ROWS},
     {"grouped_rope", grouped_rope, EACH_TYPE, {{1, 1, 1, 1, 2}, {2, 5, 6, 3, 8}, {1, 67, 4, 1, 20}}},
@@ -575,7 +611,6 @@ static void run_operators(bool with_fp8)
 int main(int argc, char **argv)
 {
     static const DType types[] = {REAL, BF16, F16, E4M3};
-    int types_used;
 
     device_prepare(argv);
     error_set_program("parity");
@@ -586,6 +621,8 @@ int main(int argc, char **argv)
     types_used = atoi(argv[2]);
     for (int t = 0; t < 4 && !atoi(argv[2]); t++)
         types_used |= (device_supports(types[t]) != SUPPORT_NONE) << t;
+    if (!atoi(argv[2]) && types_used & 8)
+        types_used |= 16 * fp8_supports(PER_1X128) + 32 * fp8_supports(PER_1X32);
     file = fopen(argv[1], "w");
     other = argc > 3 ? fopen(argv[3], "r") : NULL;
     if (!file || (argc > 3 && !other))
@@ -594,7 +631,7 @@ int main(int argc, char **argv)
         for (int t = 0; t < 3; t++)
             for (int g = 0; g < (t == 1 ? 2 : 1) && types_used >> t & 1; g++) {
                 type = types[t], gradient = g ? BF16 : REAL;
-                run_operators(types_used >> 3);
+                run_operators(types_used & 8);
             }
     if (fclose(file))
         fail("%s could not be written", argv[1]);

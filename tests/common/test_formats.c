@@ -280,6 +280,154 @@ static void fp8_products(void **state)
     }
 }
 
+/* ---- Scales per tile ---- */
+
+static const char *const scalings[] = {"tensor", "1 x 128", "128 x 128", "1 x 32"};
+
+/* Returns a tensor of fp8 with room for its scales. */
+static Tensor scaled(DType dtype, const char *name, int64_t rows, int64_t width, Scaling scaling)
+{
+    Tensor t = zeroed(dtype, name, shape(rows, width));
+
+    t.scaling = scaling, t.scale = zeroed(F32, "scales", shape(rows * width / 128 + 4)).data;
+    return t;
+}
+
+/* Where cuBLASLt reads the scale of an element, counted one by one. */
+static double scale_read(Tensor t, int64_t row, int64_t column)
+{
+    const int64_t rows = t.shape[0], tiles = t.shape[1] / 128;
+    int64_t at = 0;
+
+    if (t.scaling == PER_1X128)
+        return t.scale[column / 128 * rows + row];
+    if (t.scaling == PER_128X128) {             /* (rows / 128, tiles, and up to 3 more) */
+        for (int64_t r = 128; r <= row; r += 128)
+            at += tiles % 4 ? tiles + 4 - tiles % 4 : tiles;
+        return t.scale[at + column / 128];
+    }
+    if (t.scaling == PER_1X32) {                /* (rows / 128, tiles) of (32, 4, 4): row % 32, row / 32, scale */
+        const uint8_t (*block)[32][4][4] = (void *)t.scale;
+        return ldexp(1, block[row / 128 * tiles + column / 128][row % 32][row % 128 / 32][column % 128 / 32] - 127);
+    }
+    return *t.scale;
+}
+
+static double *dequantized_numbers(Tensor t)
+{
+    double *x = numbers(t);
+
+    for (int64_t i = 0; i < t.shape[0]; i++)
+        for (int64_t j = 0; j < t.shape[1]; j++)
+            x[i * t.shape[1] + j] *= scale_read(t, i, j);
+    return x;
+}
+
+/* The largest number of each tile becomes 448, or with a power of two more than 224, and every number is nearly what it
+ * was. NaN and Inf spoil their own tile alone. The product is that of the numbers times their scales. */
+static void tiles_have_scales(void **state)
+{
+    enum { R = 256, K = 640, M = 384 };
+    static const struct { Scaling x, weight; } pairs[] = {
+        {PER_1X128, PER_128X128}, {PER_1X128, PER_1X128}, {PER_1X32, PER_1X32}, {PER_128X128, PER_1X128}};
+    static const int sides[][2] = {{0, 0}, {1, 128}, {128, 128}, {1, 32}};
+
+    for (int p = 0; p < 4; p++)
+        for (int transposed = 0; transposed < 2; transposed++) {
+            const Tensor x = seeded(BF16, BF16, "x", transposed ? shape(K, R) : shape(R, K), 3);
+            const Tensor w = seeded(BF16, BF16, "w", shape(M, K), 1e-3), bias = seeded(BF16, BF16, "b", shape(M), 1e-2);
+            const Tensor x8 = scaled(E4M3, "x8", R, K, pairs[p].x), w8 = scaled(E4M3, "w8", M, K, pairs[p].weight);
+            const Tensor out = zeroed(BF16, "out", shape(R, M)), sum = seeded(REAL, BF16, "sum", shape(R, M), 1);
+            const double *before = numbers(x), *sum_before = numbers(sum), *hb = numbers(bias);
+            const int *side = sides[pairs[p].x];
+            double largest = 0;
+
+            quantize(transposed ? NONE : x8, transposed ? x8 : NONE, x);
+            quantize(w8, NONE, w);
+            const double *h8 = numbers(x8), *hx = dequantized_numbers(x8), *hw = dequantized_numbers(w8);
+            for (int i = 0; i < R; i += side[0])
+                for (int j = 0; j < K; j += side[1]) {
+                    double most = 0;
+                    for (int r = i; r < i + side[0]; r++)
+                        for (int c = j; c < j + side[1]; c++) {
+                            const double was = before[transposed ? c * R + r : r * K + c], is = hx[r * K + c];
+                            assert_true(fabs(is - was) <= fabs(was) / 16 + scale_read(x8, r, c) * 0x1p-10);
+                            most = fmax(most, fabs(h8[r * K + c]));
+                        }
+                    if (pairs[p].x == PER_1X32 ? !(most > 223 && most <= 448) : most != 448)
+                        fail_msg("%s: tile %d, %d has at most %g", scalings[pairs[p].x], i, j, most);
+                }
+            linear_fp8(out, x8, w8, bias);
+            linear_fp8_add(sum, x8, w8);
+            const double *ho = numbers(out), *hs = numbers(sum);
+            for (int i = 0; i < R * M; i++)
+                largest = fabs(hs[i]) > largest ? fabs(hs[i]) : largest;
+            for (int i = 0; i < R; i++)
+                for (int j = 0; j < M; j++) {
+                    double y = 0;
+                    for (int k = 0; k < K; k++)
+                        y += hx[i * K + k] * hw[j * K + k];
+                    assert_true(fabs(ho[i * M + j] - (y + hb[j])) <= 0x1p-8 * fabs(y + hb[j]) + 1e-5 * largest);
+                    assert_true(fabs(hs[i * M + j] - (y + sum_before[i * M + j])) <= 1e-5 * largest);
+                }
+            ((uint16_t *)x.data)[0] = 0x7f80;           /* Inf */
+            quantize(transposed ? NONE : x8, transposed ? x8 : NONE, x);
+            const double *spoiled = dequantized_numbers(x8);
+            for (int i = 0; i < R; i++)
+                for (int j = 0; j < K; j++)
+                    assert_true(i < side[0] && j < side[1] ? i + j > 0 || !isfinite(spoiled[0])
+                                                           : spoiled[i * K + j] == hx[i * K + j]);
+            guarded_release();
+        }
+}
+
+/* The relative error of a product after one number of x has grown to `size` times the others, in the rows that do not
+ * have it. */
+static double error_beside(double size, DType dtype, Scaling x_scaling, Scaling weight_scaling)
+{
+    enum { R = 128, K = 512, M = 128 };
+    const Tensor x = seeded(F32, F32, "x", shape(R, K), 1), w = seeded(F32, F32, "w", shape(M, K), 1);
+    const Tensor x8 = scaled(dtype, "x8", R, K, x_scaling), w8 = scaled(E4M3, "w8", M, K, weight_scaling);
+    const Tensor out = zeroed(F32, "out", shape(R, M)), exact = zeroed(F32, "exact", shape(R, M));
+    double difference = 0, square = 0;
+
+    ((float *)x.data)[3 * K + 7] = size;
+    linear_forward(exact, x, w, NONE);
+    quantize(x8, NONE, x);
+    quantize(w8, NONE, w);
+    tensor_zero(out);
+    linear_fp8_add(out, x8, w8);
+    const double *ho = numbers(out), *he = numbers(exact);
+    for (int i = 0; i < R * M; i++)
+        if (i / M != 3) {
+            difference += (ho[i] - he[i]) * (ho[i] - he[i]);
+            square += he[i] * he[i];
+        }
+    guarded_release();
+    return sqrt(difference / square);
+}
+
+/* With one scale per tensor, an outlier pushes all other numbers towards 0; with tiles, only its own tile. */
+static void one_outlier(void **state)
+{
+    double error[4], at_1[4];
+
+    for (int e = 0; e <= 16; e++) {
+        const double size = pow(10, e / 2.);
+        error[0] = error_beside(size, E4M3, PER_TENSOR, PER_TENSOR);
+        error[1] = error_beside(size, E5M2, PER_TENSOR, PER_TENSOR);
+        error[2] = error_beside(size, E4M3, PER_1X128, PER_128X128);
+        error[3] = error_beside(size, E4M3, PER_1X32, PER_1X32);
+        print_message("outlier %g error %.4f E4M3 %.4f E5M2 %.4f tile %.4f mx\n", size, error[0], error[1], error[2],
+                      error[3]);
+        if (!e)
+            memcpy(at_1, error, sizeof error);
+        assert_true(error[2] < 0.05 && error[3] < 0.05 && fabs(error[2] / at_1[2] - 1) < 0.01
+                    && fabs(error[3] / at_1[3] - 1) < 0.01);
+    }
+    assert_true(at_1[0] < 0.05 && error[0] > 0.99 && error[1] < 0.1);
+}
+
 /* cuBLASLt refuses a product whose scales are not at multiples of 16 bytes, so no build takes them. */
 static void quantize_with_scale(const void *at)
 {
@@ -299,6 +447,33 @@ static void scales_have_their_places(void **state)
     }
 }
 
+static void misfit(const void *which)
+{
+    const int i = *(const int *)which;
+    const Tensor x = seeded(BF16, BF16, "x", shape(i ? 128 : 64, 128), 1), out = zeroed(BF16, "out", shape(128, 128));
+    const Tensor tiles = scaled(E4M3, "tiles", i ? 128 : 64, 128, PER_1X128);
+    const Tensor squares = scaled(E4M3, "squares", 128, 128, PER_128X128);
+
+    if (i < 2)
+        quantize(tiles, i ? tiles : NONE, x);
+    else
+        linear_fp8(out, i == 2 ? squares : tiles, i == 2 ? squares : scaled(E4M3, "whole", 128, 128, PER_TENSOR), NONE);
+}
+
+/* What cuBLASLt refuses, no build takes. */
+static void tiles_that_do_not_fit(void **state)
+{
+    static const char *const rules[] = {"tiles with multiples of 128", "one output with tiles",
+                                        "scales of the same kind", "scales of the same kind"};
+
+    for (int i = 0; i < 4; i++) {
+        Result r = run_function(misfit, &i);
+        if (r.status != 1 || !strstr(r.err, rules[i]))
+            fail_msg("%s: status %d and \"%s\"", rules[i], r.status, r.err);
+        result_free(r);
+    }
+}
+
 int main(void)
 {
     device_init(0);
@@ -309,6 +484,9 @@ int main(void)
         cmocka_unit_test(adamw_rounds_weights),
         cmocka_unit_test(fp8_products),
         cmocka_unit_test(scales_have_their_places),
+        cmocka_unit_test(tiles_have_scales),
+        cmocka_unit_test(one_outlier),
+        cmocka_unit_test(tiles_that_do_not_fit),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -129,6 +129,7 @@ static const struct {
     const char *options, *message;
 } refused[] = {
     {1, "02_mixed_precision", 2, "--dtype fp16 --gradients bf16", "--gradients bf16 with --dtype fp16"},
+    {1, "02_mixed_precision", 2, "--fp8-scaling mx", "--fp8-scaling mx: expected --dtype fp8"},
     {1, "02_mixed_precision", 2, "--loss-scale 5", "--loss-scale 5, --loss-scale-growth 2000: expected --dtype fp16"},
     {3, "04_zero", 1, "--replicate 2", "--replicate 2: expected a divisor of the 3 ranks"},
     {4, TENSOR, 1, "--heads 6", "--heads 6 is not divisible by 4 ranks; use 1, 2, 3 or 6"},

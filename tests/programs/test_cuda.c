@@ -17,7 +17,8 @@
 #include "../harness.h"
 
 static const char *build;
-static int types;               /* the types that the device computes with: the sum of 1 float, 2 bf16, 4 fp16, 8 fp8 */
+static int types;               /* the types that the device computes with: the sum of 1 float, 2 bf16, 4 fp16, 8 fp8;
+                                 * 16 and 32, fp8 with a scale per tile of 128, per 32 */
 
 static bool simulated(void)
 {
@@ -34,7 +35,7 @@ static bool covering(void)
 
 static void operators_agree(void **state)
 {
-    static const char *const names[] = {" F32", " BF16", " F16", " fp8"};
+    static const char *const names[] = {" F32", " BF16", " F16", " fp8", " fp8 per 128", " fp8 per 32"};
     Result r = run(BUILD "/%s/parity tested %d", build, covering() ? 1 + 2 : 0);
 
     if (r.status)
@@ -42,10 +43,14 @@ static void operators_agree(void **state)
     types = atoi(r.out);
     result_free(r);
     printf("types:");
-    for (int i = 0; i < 4; i++)
+    for (int i = 0; i < 6; i++)
         printf("%s", types >> i & 1 ? names[i] : "");
-    printf("%s\n", types == 15 ? "" : covering() ? "; make test-full has the others" : "; this device has no others");
+    printf("%s\n", covering() ? "; make test-full has the others" : "; this device has no others");
     expect(run(BUILD "/cpu/parity reference %d tested", types), 0, " outputs compared, 0 differ");
+    if (simulated() && full_tests()) {          /* one GPU has tiles of 128, another blocks of 32 */
+        run_well("env SIMULATED_SM=100 " BUILD "/simulated/parity tested 41");
+        expect(run(BUILD "/cpu/parity reference 41 tested"), 0, " outputs compared, 0 differ");
+    }
 }
 
 /* ---- Gradients and losses ---- */
@@ -206,6 +211,8 @@ static void small_types_agree(void **state)
         {4, "08_fused_kernels", "--dtype fp16 --loss-scale 2e6 --loss-scale-growth 1"},
         {8, "02_mixed_precision", "--dtype fp8"},
         {8, "08_fused_kernels", "--dtype fp8"},
+        {16, "02_mixed_precision", "--dtype fp8 --fp8-scaling tile --hidden 128 --heads 4 --seq 64"},
+        {16, "08_fused_kernels", "--dtype fp8 --fp8-scaling tile --hidden 128 --heads 4 --seq 64"},
     };
 
     if (covering())
@@ -215,7 +222,7 @@ static void small_types_agree(void **state)
             continue;
         /* fp8 is so coarse that another order of additions changes norms by 0.01 after three updates. On the CPU,
          * --fuse all and none round alike, and yet differ by 0.007 with one of six seeds. */
-        const int steps = runs[i].type == 8 ? 2 : 4;
+        const int steps = runs[i].type >= 8 ? 2 : 4;
         for (int k = 0; k < 2; k++) {
             const char *metrics = k ? "reference.csv" : "tested.csv";
             run_well("rm -f %s", metrics);
@@ -370,6 +377,9 @@ static void settings_are_those_of_nccl(void **state)
                "2 --seq 8 --steps 1"), 0, "NCCL needs a GPU for each rank");
 }
 
+#define TILES "env CUBLASLT_LOG_LEVEL=2 " BUILD "/simulated/02_mixed_precision --micro-batch 2 --layers 1 " \
+    "--hidden 128 --heads 2 --seq 64 --vocab 97 --steps 1 --quiet --dtype fp8 --fp8-scaling "
+
 /* The arguments of matmuls, as cuBLASLt logs them: activations times weights in fp8 accumulate fast, gradients do
  * not. */
 static void matmuls_are_told(void **state)
@@ -379,6 +389,15 @@ static void matmuls_are_told(void **state)
     expect(run("env CUBLASLT_LOG_LEVEL=2 " BUILD "/simulated/02_mixed_precision --dtype fp8 --micro-batch 16 --layers "
                "2 --hidden 32 --heads 2 --seq 8 --vocab 97 --steps 1 --quiet --data %s", token_file(20000, 97)), 0,
            "E4M3 by E4M3 to BF16 FAST_ACCUM=1|E4M3 by E5M2 to F32 FAST_ACCUM=0");
+    /* 5: a scale per 128 x 128; 4: per 1 x 128; 2: per 1 x 32. The library's first operand is our weight. */
+    expect(run(TILES "tile --data %s", token_file(20000, 97)), 0,
+           "E4M3 by E4M3 to BF16 FAST_ACCUM=0 SCALE_MODE=5,4|E4M3 by E4M3 to F32 FAST_ACCUM=0 SCALE_MODE=4,4");
+    expect(run("env SIMULATED_SM=100 " TILES "mx --data %s", token_file(20000, 97)), 0,
+           "E4M3 by E4M3 to BF16 FAST_ACCUM=0 SCALE_MODE=2,2|E4M3 by E4M3 to F32 FAST_ACCUM=0 SCALE_MODE=2,2");
+    expect(run(TILES "mx --data %s", token_file(20000, 97)), 1,
+           "does not support --fp8-scaling mx, which needs compute capability 10.0 and CUDA 12.9: use tensor");
+    expect(run("env SIMULATED_SM=100 " TILES "tile --data %s", token_file(20000, 97)), 1,
+           "does not support --fp8-scaling tile, which needs compute capability 9.0");
 }
 
 /* Returns the calls of the host in a run of 01 or 08. */

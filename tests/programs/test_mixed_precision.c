@@ -67,6 +67,33 @@ static void gradients_and_memory_of_each_type(void **state)
     }
 }
 
+/* With scales per tile, gradients are as near to float64's as with one scale per tensor, in E4M3 alone. */
+static void tiles_are_as_near(void **state)
+{
+    static const char *const programs[] = {MIXED, BUILD "/cpu/08_fused_kernels"};
+    static const char *const scalings[] = {"tensor", "tile", "mx"};
+    const char *shape = "--layers 3 --hidden 128 --heads 4 --seq 64 --micro-batch 4 --accumulate 2 --steps 1 --quiet";
+    char worst[128] = "";
+
+    run_well(SINGLE64 " %s --dump-gradients reference.st", shape);
+    for (int p = 0; p < 2; p++)
+        for (int s = 0; s < 3; s++) {
+            run_well("rm -f a.st b.st");
+            run_well("%s %s --dtype fp8 --fp8-scaling %s --dump-gradients a.st", programs[p], shape, scalings[s]);
+            run_well("%s %s --dtype fp8 --fp8-scaling %s --recompute full --dump-gradients b.st", programs[p], shape,
+                     scalings[s]);
+            assert_true(compare_gradients(in_temporary("a.st"), "b.st", 4, NULL) == 0);
+            const double d = compare_gradients_by_norm("a.st", "reference.st", 4, worst);
+            print_message("%s, --fp8-scaling %s: %.2g from float64's gradients (%s)\n", p ? "08" : "02", scalings[s], d,
+                          worst);
+            if (!(d <= 0.25 && d > 1e-3))
+                fail_msg("--fp8-scaling %s: %s is %g from float64's, by its norm", scalings[s], worst, d);
+        }
+    /* 64 rows: fp8 needs 128 */
+    expect(run(MIXED " --layers 1 --hidden 128 --seq 64 --micro-batch 1 --steps 1 --dtype fp8 --fp8-scaling tile"), 0,
+           "fp8 matmuls need multiples of 128: those of 64 rows and --hidden 128 stay in bf16");
+}
+
 /* The mean of the last 20 of 300 losses. */
 static double loss_after_300(const char *options)
 {
@@ -198,6 +225,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(gradients_and_memory_of_each_type),
+        cmocka_unit_test(tiles_are_as_near),
         cmocka_unit_test(training_in_each_type),
         cmocka_unit_test(an_overflow_skips_its_step),
         cmocka_unit_test(checkpoints_cross),

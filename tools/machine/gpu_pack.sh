@@ -30,9 +30,9 @@ for heads in 2 1; do                    # of 64 and of 128
     build/cpu64/01_single_gpu $long --heads $heads --dump-gradients "$dir/reference/$((128 / heads)).safetensors"
 done
 for program in 02_mixed_precision 08_fused_kernels; do
-    for dtype in fp32 bf16 fp16 fp8; do
+    for dtype in fp32 bf16 fp16 fp8 "fp8 --fp8-scaling tile --seq 64"; do
         build/cpu/$program $small --hidden 128 --steps 3 --dtype $dtype \
-            --metrics "$dir/reference/${program%%_*}_$dtype.csv"
+            --metrics "$dir/reference/${program%%_*}_$(echo "$dtype" | tr -d ' -').csv"
     done
 done
 # The programs share most of their kernels, which a large window finds

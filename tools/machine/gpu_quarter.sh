@@ -123,12 +123,12 @@ loss, norm = (max(abs(float(x[k]) / float(y[k]) - 1) for x, y in zip(a, b)) for 
 print(f"{len(a)} losses differ from the CPU's by {loss:.1e} (1e-3), norms by {norm:.1e} (1e-2)")
 sys.exit(not (loss <= 1e-3 and norm <= 1e-2))
 PY
-    for dtype in fp32 bf16 fp16 fp8; do
+    for dtype in fp32 bf16 fp16 fp8 "fp8 --fp8-scaling tile --seq 64"; do
         for p in 02_mixed_precision 08_fused_kernels; do
-            steps=$([ $dtype = fp8 ] && echo 2 || echo 3)
-            show=$differences lines=3 check "${p%%_*}_$dtype" 2 "rm -f $tmp/m.csv; $bin/$p $small --hidden 128 \
+            steps=$([ "${dtype%% *}" = fp8 ] && echo 2 || echo 3) name=${p%%_*}_$(echo "$dtype" | tr -d ' -')
+            show=$differences lines=3 check "$name" 2 "rm -f $tmp/m.csv; $bin/$p $small --hidden 128 \
                 --steps 3 --dtype $dtype --micro-batch 4 --accumulate 2 --metrics $tmp/m.csv &&
-                python3 $tmp/losses.py $tmp/m.csv $reference/${p%%_*}_$dtype.csv $steps"
+                python3 $tmp/losses.py $tmp/m.csv $reference/$name.csv $steps"
         done
     done
     alone <<END
@@ -214,6 +214,8 @@ if wants speed; then
         64 12 1024 4}"
     speed 02_1.3b 14 02_mixed_precision $big --steps 4
     speed 08_1.3b_fp8 15 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 5 --dtype fp8
+    speed 08_1.3b_fp8_tile 15 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 5 --dtype fp8 \
+        --fp8-scaling tile
     speed 02_124m_bf16 3 02_mixed_precision $little --steps 8
     speed 02_124m_fp8 3 02_mixed_precision $little --steps 8 --dtype fp8
     speed 01_124m 3 01_single_gpu $little --steps 6

@@ -31,12 +31,18 @@ static float tf32(float x)                      /* 10 bits of mantissa */
     return std::bit_cast<float>((bits + 0xfff + (bits >> 13 & 1)) & ~0x1fffu);
 }
 
+/* The numbers of attributes and modes that cublasLt.h names from CUDA 12.9 on; NO_SCALE is ours. */
+enum { A_SCALE_MODE = 31, B_SCALE_MODE = 32 };
+enum ScaleMode { SCALAR = 0, VEC32 = 2, VEC128 = 4, BLK128X128 = 5, NO_SCALE };
+
 /* A matrix, or several; transposed: as an operand. Rows and columns are those that lie in memory. */
 struct Matrix {
     const void *data;
     cudaDataType_t type;
     int64_t rows, columns, ld, stride;
     bool transposed;
+    uint64_t scales;                            /* of fp8: their address; 0: none */
+    ScaleMode mode;
 
     /* Checks the access of each column: what lies between columns is not of the matrix. Returns where matrix i lies. */
     uint8_t *access(int64_t i, bool writes) const
@@ -46,6 +52,30 @@ struct Matrix {
         for (int64_t c = 0; c < columns; c++)
             global_memory.access_all(address + c * ld * size_of(type), rows * size_of(type), writes);
         return global_memory.data + (address - global_memory.base);
+    }
+
+    /* Returns the scale of an element. Sums are over rows: fp8 has no other form. */
+    double scale_at(int64_t row, int64_t column) const
+    {
+        const int64_t tiles = (rows + 127) / 128, tile = column / 128 * tiles + row / 128;
+        const auto number = [&](int64_t i) { return *(float *)global_memory.access_all(scales + 4 * i, 4, READS); };
+
+        switch (scales ? mode : NO_SCALE) {
+        case VEC128:
+            return number(row / 128 * columns + column);
+        case BLK128X128:
+            return number(column / 128 * ((tiles + 3) & ~3) + row / 128);
+        case VEC32: {
+            const int64_t outer = column % 128, inner = row % 128 / 32;
+            const int64_t at = tile * 512 + outer % 32 * 16 + outer / 32 * 4 + inner;
+            const uint8_t exponent = *(uint8_t *)global_memory.access_all(scales + at, 1, READS);
+            return exponent == 255 ? NAN : std::ldexp(1, exponent - 127);
+        }
+        case SCALAR:
+            return number(0);
+        default:
+            return 1;
+        }
     }
 };
 
@@ -57,7 +87,7 @@ static std::vector<double> doubles(const Matrix &m, int64_t i, bool rounded)
     for (int64_t c = 0; c < m.columns; c++)
         for (int64_t r = 0; r < m.rows; r++) {
             const float y = get(data, m.type, c * m.ld + r);
-            x.push_back(rounded ? tf32(y) : y);
+            x.push_back((rounded ? tf32(y) : y) * m.scale_at(r, c));
         }
     return x;
 }
@@ -71,7 +101,6 @@ struct Matmul {
     int64_t count;
     cublasLtEpilogue_t epilogue;
     Matrix aux, bias;                           /* of the epilogue */
-    uint64_t scales[2];                         /* addresses; 0: none */
 
     int64_t inner_of_a() const { return a.transposed ? a.rows : a.columns; }
     int64_t inner_of_b() const { return b.transposed ? b.columns : b.rows; }
@@ -102,13 +131,8 @@ void Matmul::run(const void *c, float alpha, float beta) const
     const bool rounded = compute == CUBLAS_COMPUTE_32F_FAST_TF32;
     std::vector<double> p(d.rows * d.columns);
     Matrix before = d;
-    double scale = alpha;
-
     before.data = c;
     openblas_set_num_threads(1);                /* ranks share the cores */
-    for (uint64_t s : scales)
-        if (s)
-            scale *= *(const float *)global_memory.access_all(s, sizeof(float), READS);
     for (int64_t batch = 0; batch < count; batch++) {
         cblas_dgemm(CblasColMajor, a.transposed ? CblasTrans : CblasNoTrans, b.transposed ? CblasTrans : CblasNoTrans,
                     d.rows, d.columns, inner_of_a(), 1, doubles(a, batch, rounded).data(), a.rows,
@@ -119,7 +143,7 @@ void Matmul::run(const void *c, float alpha, float beta) const
         uint8_t *to = d.access(batch, WRITES);
         for (int64_t i = 0; i < d.rows * d.columns; i++) {
             const int64_t row = i % d.rows, at = i / d.rows * d.ld + row, beside = i / d.rows * aux.ld + row;
-            double u = scale * p[i] + (from ? beta * get(from, d.type, at) : 0)
+            double u = alpha * p[i] + (from ? beta * get(from, d.type, at) : 0)
                      + (of_bias ? get(of_bias, d.type, row) : 0);
             if (writes_aux()) {
                 put(of_aux, d.type, beside, u);
@@ -156,7 +180,7 @@ cublasStatus_t cublasGemmStridedBatchedEx_64(cublasHandle_t, cublasOperation_t o
     const bool ta = op_a == CUBLAS_OP_T, tb = op_b == CUBLAS_OP_T;
     const Matmul x = {"cublasGemmStridedBatchedEx", {a, type_a, ta ? k : m, ta ? m : k, ld_a, stride_a, ta},
                       {b, type_b, tb ? n : k, tb ? k : n, ld_b, stride_b, tb}, {c, type_c, m, n, ld_c, stride_c, false},
-                      compute, count, CUBLASLT_EPILOGUE_DEFAULT, {}, {}, {}};
+                      compute, count, CUBLASLT_EPILOGUE_DEFAULT, {}, {}};
 
     if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_a < x.a.rows || ld_b < x.b.rows || ld_c < m)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -174,7 +198,7 @@ cublasStatus_t cublasGemmBatchedEx_64(cublasHandle_t, cublasOperation_t op_a, cu
     const float scale = *(const float *)alpha, old = *(const float *)beta;
     const Matmul all = {"cublasGemmBatchedEx", {NULL, type_a, ta ? k : m, ta ? m : k, ld_a, 0, ta},
                         {NULL, type_b, tb ? n : k, tb ? k : n, ld_b, 0, tb}, {NULL, type_c, m, n, ld_c, 0, false},
-                        compute, 1, CUBLASLT_EPILOGUE_DEFAULT, {}, {}, {}};
+                        compute, 1, CUBLASLT_EPILOGUE_DEFAULT, {}, {}};
 
     if (m <= 0 || n <= 0 || k <= 0 || count <= 0 || ld_a < all.a.rows || ld_b < all.b.rows || ld_c < m)
         return CUBLAS_STATUS_INVALID_VALUE;
@@ -277,16 +301,38 @@ static Matmul described(const void *matmul, const void *a, const void *layout_a,
                         const void *d, const void *layout_d)
 {
     const Description &m = *(const Description *)matmul;
+    Matrix x = matrix(a, layout_a, m.at(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T);
+    Matrix y = matrix(b, layout_b, m.at(CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T);
     const Matrix z = matrix(d, layout_d, false);
 
-    return {"cublasLtMatmul", matrix(a, layout_a, m.at(CUBLASLT_MATMUL_DESC_TRANSA) == CUBLAS_OP_T),
-            matrix(b, layout_b, m.at(CUBLASLT_MATMUL_DESC_TRANSB) == CUBLAS_OP_T), z, m.compute,
+    x.scales = m.at(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER), y.scales = m.at(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER);
+    x.mode = (ScaleMode)m.at(A_SCALE_MODE);
+    y.mode = (ScaleMode)m.at(B_SCALE_MODE);
+    return {"cublasLtMatmul", x, y, z, m.compute,
             (int64_t)((const Description *)layout_d)->at(CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, 1),
             (cublasLtEpilogue_t)m.at(CUBLASLT_MATMUL_DESC_EPILOGUE, CUBLASLT_EPILOGUE_DEFAULT),
             {(void *)m.at(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_POINTER), z.type, z.rows, z.columns,
              (int64_t)m.at(CUBLASLT_MATMUL_DESC_EPILOGUE_AUX_LD), 0, false},
-            {(void *)m.at(CUBLASLT_MATMUL_DESC_BIAS_POINTER), z.type, z.rows, 1, z.rows, 0, false},
-            {m.at(CUBLASLT_MATMUL_DESC_A_SCALE_POINTER), m.at(CUBLASLT_MATMUL_DESC_B_SCALE_POINTER)}};
+            {(void *)m.at(CUBLASLT_MATMUL_DESC_BIAS_POINTER), z.type, z.rows, 1, z.rows, 0, false}};
+}
+
+/* Returns whether cuBLASLt multiplies matrices with these scales: one each, or E4M3 with tiles, without fast sums and
+ * epilogues. */
+static bool scales_fit(const Matmul &m, bool fast)
+{
+    const auto a = m.a.mode, b = m.b.mode;
+
+    if (a == SCALAR)
+        return b == a;
+    cudaDeviceProp gpu;
+    cudaGetDeviceProperties(&gpu, 0);
+    if (a == VEC32 || b == VEC32 ? gpu.major < 10 : gpu.major != 9)
+        return false;
+    if (fast || m.epilogue != CUBLASLT_EPILOGUE_DEFAULT || m.a.type != CUDA_R_8F_E4M3 || m.b.type != CUDA_R_8F_E4M3)
+        return false;
+    if (a == b)
+        return a != BLK128X128;
+    return a != VEC32 && b != VEC32;
 }
 
 /* Returns whether cuBLASLt supports the matmul. fp8 has one form, with sizes and addresses in multiples of 16. The
@@ -317,7 +363,9 @@ cublasStatus_t cublasLtMatmulAlgoGetHeuristic(cublasLtHandle_t, cublasLtMatmulDe
                                               cublasLtMatrixLayout_t d, cublasLtMatmulPreference_t, int,
                                               cublasLtMatmulHeuristicResult_t *results, int *found)
 {
-    *found = supported(described(matmul, NULL, a, NULL, b, NULL, d));
+    const Matmul m = described(matmul, NULL, a, NULL, b, NULL, d);
+
+    *found = supported(m) && scales_fit(m, ((const Description *)matmul)->at(CUBLASLT_MATMUL_DESC_FAST_ACCUM));
     memset(results, 0, sizeof *results);
     return *found ? CUBLAS_STATUS_SUCCESS : CUBLAS_STATUS_NOT_SUPPORTED;
 }
@@ -331,7 +379,8 @@ static void log_matmul(const Matmul &m, const Description &d)
     static std::set<std::string> logged;
     const char *level = getenv("CUBLASLT_LOG_LEVEL");
     const std::string kind = std::string(names.at(m.a.type)) + " by " + names.at(m.b.type) + " to "
-        + names.at(m.d.type) + " FAST_ACCUM=" + std::to_string(d.at(CUBLASLT_MATMUL_DESC_FAST_ACCUM));
+        + names.at(m.d.type) + " FAST_ACCUM=" + std::to_string(d.at(CUBLASLT_MATMUL_DESC_FAST_ACCUM))
+        + (m.a.mode || m.b.mode ? " SCALE_MODE=" + std::to_string(m.a.mode) + "," + std::to_string(m.b.mode) : "");
 
     if (level && atoi(level) >= 2 && logged.insert(kind).second)
         printf("cublasLtMatmul: %s\n", kind.c_str());
@@ -346,7 +395,7 @@ cublasStatus_t cublasLtMatmul(cublasLtHandle_t, cublasLtMatmulDesc_t description
     const Matmul m = described(description, a, layout_a, b, layout_b, d, layout_d);
 
     log_matmul(m, *(const Description *)description);
-    const bool aligned = m.scales[0] % 16 == 0 && m.scales[1] % 16 == 0;
+    const bool aligned = m.a.scales % 16 == 0 && m.b.scales % 16 == 0;
     return supported(m) && aligned ? queue(stream, m, c, alpha, beta) : CUBLAS_STATUS_NOT_SUPPORTED;
 }
 

@@ -307,6 +307,7 @@ typedef struct {
     DType dtype;
     int64_t ld, stride, apart;
     const float *scale;                         /* of fp8, on the device; otherwise NULL */
+    Scaling scaling;
 } Matrix;
 
 /* The part of a matrix that starts at a row and column. */
@@ -318,7 +319,7 @@ static inline Matrix from(Matrix m, int64_t row, int64_t column)
 
 static inline Matrix rows_of(Tensor t)
 {
-    return (Matrix){t.data, t.dtype, tensor_width(t), 0, 0, t.scale};
+    return (Matrix){t.data, t.dtype, tensor_width(t), 0, 0, t.scale, t.scaling};
 }
 
 /* Computes, for `count` matrices of each group, c (m, n) = alpha * a (m, k) times b (k, n), plus beta * c; a and b may

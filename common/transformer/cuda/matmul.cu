@@ -90,13 +90,13 @@ static uint32_t alignment_of(const Matrix &m, int64_t count)
 }
 
 /* Everything that the library's choice may depend on; of addresses, their alignment. */
-typedef std::array<int64_t, 20> Kind;
+typedef std::array<int64_t, 22> Kind;
 
 static Kind kind_of(const Product &x)
 {
     return {x.m, x.n, x.k, x.count, x.a_transposed, x.b_transposed, x.epilogue, compute_type(x.a.dtype),
-            x.a.dtype, x.a.ld, x.a.stride, alignment_of(x.a, x.count),
-            x.b.dtype, x.b.ld, x.b.stride, alignment_of(x.b, x.count),
+            x.a.dtype, x.a.ld, x.a.stride, alignment_of(x.a, x.count), x.a.scaling,
+            x.b.dtype, x.b.ld, x.b.stride, alignment_of(x.b, x.count), x.b.scaling,
             x.c.dtype, x.c.ld, x.c.stride, alignment_of(x.c, x.count)};
 }
 
@@ -119,6 +119,19 @@ static cublasLtMatrixLayout_t layout_of(const Matrix &m, int32_t count, int64_t 
     return layout;
 }
 
+/* Before CUDA 12.9 there is only PER_TENSOR. */
+static void set_scaling(const Plan &p, const Product &x)
+{
+#if CUBLAS_VERSION >= 120900
+    static const cublasLtMatmulMatrixScale_t modes[] = {
+        CUBLASLT_MATMUL_MATRIX_SCALE_SCALAR_32F, CUBLASLT_MATMUL_MATRIX_SCALE_VEC128_32F,
+        CUBLASLT_MATMUL_MATRIX_SCALE_BLK128x128_32F, CUBLASLT_MATMUL_MATRIX_SCALE_VEC32_UE8M0};
+
+    SET(p, A_SCALE_MODE, modes[x.b.scaling]);   /* its A is our b */
+    SET(p, B_SCALE_MODE, modes[x.a.scaling]);
+#endif
+}
+
 static void set_pointers(const Plan &p, const Product &x)
 {
     if (x.a.scale) {
@@ -137,8 +150,8 @@ static Plan plan_for(const Product &x)
     Plan p = {};
     const cublasOperation_t op_a = operation(x.a_transposed), op_b = operation(x.b_transposed);
     const uint64_t most = WORKSPACE;
-    /* Sums of activations times weights need few bits, those of gradients more. */
-    const int8_t fast = x.a.dtype == E4M3 && x.b.dtype == E4M3;
+    /* Sums of activations times weights need few bits, those of gradients more. With tiles there is no fast mode. */
+    const int8_t fast = x.a.dtype == E4M3 && x.b.dtype == E4M3 && x.a.scaling == PER_TENSOR;
     const uint32_t place_a = alignment_of(x.a, x.count), place_b = alignment_of(x.b, x.count);
     const uint32_t place_c = alignment_of(x.c, x.count);
     /* With an epilogue, sums are not split: the epilogue could get a sum that is rounded already
@@ -154,8 +167,10 @@ static Plan plan_for(const Product &x)
     SET(p, TRANSA, op_b);
     SET(p, TRANSB, op_a);
     SET(p, EPILOGUE, x.epilogue);
-    if (x.a.scale)
+    if (x.a.scale) {
         SET(p, FAST_ACCUM, fast);
+        set_scaling(p, x);
+    }
     if (x.up)
         SET(p, EPILOGUE_AUX_LD, x.n);
     any.bias = x.bias ? (void *)16 : NULL;      /* (pull request 194497 there) */
@@ -240,8 +255,9 @@ void matmul(bool a_transposed, bool b_transposed, int64_t m, int64_t n, int64_t 
     if (product(x))
         return;
     if (a.scale)
-        fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s on this GPU", (long long)m,
-             (long long)k, dtype_name(a.dtype), (long long)n, (long long)k, dtype_name(b.dtype), dtype_name(c.dtype));
+        fail("linear_fp8: cuBLASLt has no matmul of (%lld, %lld) %s by (%lld, %lld) %s to %s%s on this GPU",
+             (long long)m, (long long)k, dtype_name(a.dtype), (long long)n, (long long)k, dtype_name(b.dtype),
+             dtype_name(c.dtype), a.scaling == PER_TENSOR ? "" : " with scales per tile");
     CUBLAS(cublasGemmStridedBatchedEx_64(cublas, operation(b_transposed), operation(a_transposed), n, m, k, &alpha,
                                          b.data, type, b.ld, b.stride, a.data, type, a.ld, a.stride, &beta, c.data,
                                          cuda_type(c.dtype), c.ld, c.stride, count, compute_type(a.dtype),
