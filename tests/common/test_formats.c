@@ -386,12 +386,12 @@ static void tiles_have_scales(void **state)
 static double error_beside(double size, DType dtype, Scaling x_scaling, Scaling weight_scaling)
 {
     enum { R = 128, K = 512, M = 128 };
-    const Tensor x = seeded(F32, F32, "x", shape(R, K), 1), w = seeded(F32, F32, "w", shape(M, K), 1);
+    const Tensor x = seeded(REAL, REAL, "x", shape(R, K), 1), w = seeded(REAL, REAL, "w", shape(M, K), 1);
     const Tensor x8 = scaled(dtype, "x8", R, K, x_scaling), w8 = scaled(E4M3, "w8", M, K, weight_scaling);
-    const Tensor out = zeroed(F32, "out", shape(R, M)), exact = zeroed(F32, "exact", shape(R, M));
+    const Tensor out = zeroed(REAL, "out", shape(R, M)), exact = zeroed(REAL, "exact", shape(R, M));
     double difference = 0, square = 0;
 
-    ((float *)x.data)[3 * K + 7] = size;
+    data(x)[3 * K + 7] = size;
     linear_forward(exact, x, w, NONE);
     quantize(x8, NONE, x);
     quantize(w8, NONE, w);
