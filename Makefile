@@ -30,17 +30,18 @@ NUMBER := $(firstword $(subst _, ,$(PROGRAM)))
 include tools/machine/machine.mk
 
 # -fno-math-errno, -fno-trapping-math make sqrt and rint instructions. Sums keep their order, and NaN stays NaN.
+# PORTABLE=1 builds for any x86-64 processor with AVX2, or any arm64 one, instead of this machine's.
 CC := gcc
+X86 := $(filter x86_64,$(shell uname -m))
 ifdef SANITIZE
 OPTIMIZE ?= -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all
 else
-OPTIMIZE ?= -O3 -march=native $(if $(filter x86_64,$(shell uname -m)),-mprefer-vector-width=512)
+OPTIMIZE ?= -O3 $(if $(PORTABLE),$(if $(X86),-march=x86-64-v3),-march=native $(if $(X86),-mprefer-vector-width=512))
 endif
 WARNINGS := -Wall -Wextra -Wno-missing-field-initializers
 FLAGS := -std=c11 -D_GNU_SOURCE $(OPTIMIZE) -fopenmp -fno-math-errno -fno-trapping-math -ffp-contract=fast \
 	$(WARNINGS) $(if $(findstring clang,$(CC)),-Wno-pass-failed) -MMD -MP $(MPI_CFLAGS) $(BLAS_CFLAGS) \
-	$(CONDA:%=-I%/include) -DDEFAULT_DATA='"$(ROOT)/01_single_gpu/shakespeare.txt"' \
-	-DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
+	$(CONDA:%=-I%/include) -DBUILD='"$(ROOT)/$(BUILD)"' -DSOURCE='"$(ROOT)"'
 
 # A backend is a choice of files: those that all share; cpu/ or cuda/; NCCL or not; and the operators that lie beside
 # the program that brings them.

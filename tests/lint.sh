@@ -10,6 +10,6 @@ printf '#include <nccl.h>\n' | cc "$@" -E - >/dev/null 2>&1 && without=nothing
 for real in "" -DREAL64; do
     # shellcheck disable=SC2046
     clang-tidy --quiet $(ls common/*/*.c common/*/*/*.c [0-9][0-9]_*/*.c [0-9][0-9]_*/*/*.c tools/planner/*.c |
-        grep -v "$without") -- -std=c11 -D_GNU_SOURCE -fopenmp -DDEFAULT_DATA='"text"' -DVERSION='"1"' $real "$@"
+        grep -v "$without") -- -std=c11 -D_GNU_SOURCE -fopenmp -DSOURCE='"."' -DVERSION='"1"' $real "$@"
 done
 echo "clean"

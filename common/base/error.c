@@ -26,6 +26,20 @@ const char *error_name(void)
     return program_name;
 }
 
+static void on_sigill(int number)
+{
+    (void)number;
+    dprintf(STDERR_FILENO, "%s: this processor lacks an instruction that the program was built with; run make on this "
+            "machine, or \"make PORTABLE=1\" on any (for x86-64 with AVX2, or arm64)\n", program_name);
+    _exit(1);
+}
+
+/* Before main, whose first lines may have such an instruction. */
+__attribute__((constructor)) static void explain_sigill(void)
+{
+    signal(SIGILL, on_sigill);
+}
+
 /* On a terminal, what takes the place of a line that has no end yet. */
 static const char *erase(void)
 {

@@ -6,8 +6,7 @@ Options options = {
     .config = {.layers = 4, .hidden = 128, .heads = 4, .vocab = 256, .seq = 128},
     .micro_batch = 8, .accumulate = 4, .steps = 200, .warmup = 20, .decay_steps = 0,
     .lr = 1e-3, .min_lr = 1e-4, .weight_decay = 0.1, .clip = 1, .seed = 1,
-    .data = DEFAULT_DATA, .keep = 1,
-    .timeout = 300, .temperature = 0.8,
+    .keep = 1, .timeout = 300, .temperature = 0.8,
 };
 
 /* Sizes from GPT-2 (Radford et al. 2019), GPT-3 (Brown et al. 2020, table 2.1; 1.3B has 16 heads of 128, since 24 do

@@ -31,7 +31,7 @@ typedef struct {
     int warmup, decay_steps;                /* steps, of the learning rate; 0 decay_steps: no decay */
     double lr, min_lr, weight_decay, clip;
     uint64_t seed;
-    const char *data;
+    const char *data;                       /* NULL: the project's own text, until data_open has found it */
     Recompute recompute;
     int eval_every;                         /* steps; 0: never */
     const char *save, *load;                /* directories; NULL: none */

@@ -67,8 +67,29 @@ static void check_all(int64_t tokens, bool raw)
     data_file.hash = sum;
 }
 
+/* Returns the path of the text that comes with the project. The tree that has this program may have been copied from
+ * the machine that built it, so it comes first. */
+static const char *own_text(void)
+{
+    static const char name[] = "01_single_gpu/shakespeare.txt";
+    char *above = realpath("/proc/self/exe", NULL), *end, *text;
+
+    while (above && (end = strrchr(above, '/'))) {
+        *end = 0;
+        text = new_text("%s/%s", above, name);
+        if (!access(text, F_OK))
+            return text;
+        free(text);
+    }
+    if (access(text = new_text(SOURCE "/%s", name), F_OK))
+        fail("the project's own text, %s, is in no directory above this program, nor in " SOURCE ", where the program "
+             "was built; --data FILE trains on another text", name);
+    return text;
+}
+
 void data_open(void)
 {
+    options.data = options.data ? options.data : own_text();
     const char *path = options.data, *dot = strrchr(path, '.');
     const int seq = options.config.seq;
     static const char *const kinds[] = {[1] = "text, one token per byte", [2] = "uint16 tokens", [4] = "uint32 tokens"};

@@ -18,8 +18,9 @@ typedef struct {
     Tensor inputs, targets;         /* (B, T) I32: tokens, and for each token the next one */
 } Batch;
 
-/* Opens options.data and reads it once to check it. Fails if it is too short for --seq, if a token is not below
- * --vocab, or if it is neither text, which has no byte 0, nor a file of tokens. Fills in data_file. */
+/* Opens options.data, or the project's own text, and reads it once to check it. Fails if it is too short for --seq, if
+ * a token is not below --vocab, or if it is neither text, which has no byte 0, nor a file of tokens. Fills in
+ * data_file. */
 void data_open(void);
 typedef struct {
     int64_t training, validation;   /* tokens */

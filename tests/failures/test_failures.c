@@ -228,6 +228,16 @@ static void a_killed_rank_ends_all(void **state)
     }
 }
 
+/* A rank meets an instruction that its processor lacks. */
+static void an_unknown_instruction_ends_all(void **state)
+{
+    launch_two(0, "--steps 1000000");
+    wait_for("step 2/");
+    kill(job.rank[1], SIGILL);
+    assert_int_not_equal(end_within(5), 0);
+    assert_message(read_file("err"), programs[0].name, "this processor lacks an instruction|make PORTABLE=1");
+}
+
 /* ---- A rank hangs ---- */
 
 /* A rank is stopped. The other rank says what it waits for, and all end within --timeout and a tenth of it. */
@@ -373,6 +383,7 @@ int main(void)
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, clean_up)
     const struct CMUnitTest tests[] = {
         TEST(a_killed_rank_ends_all),
+        TEST(an_unknown_instruction_ends_all),
         TEST(a_stopped_rank_ends_all),
         TEST(signals_stop_all_ranks),
         TEST(ranks_that_cannot_start_end_all),

@@ -116,11 +116,29 @@ static void what_is_missing_is_installed(void **state)
            "missing: mpich libmpich-dev; apt-get update failed\n|conda install -c conda-forge mpich openblas cjson ");
 }
 
+/* A program may run on another machine than the one that built it: without that machine's instructions (zmm registers
+ * are AVX-512's), and with the text of the tree that it lies in. */
+static void programs_may_be_moved(void **state)
+{
+    put("portable.sh", "file=cpu/obj/common/transformer/cpu/attention.o\n"
+                       "sh make.sh real PORTABLE=1 BUILD=$PWD $PWD/$file || exit 1\n"
+                       "! grep march=native cpu/flags && ! objdump -d $file | grep zmm\n");
+    run_well("sh portable.sh");
+    run_well("sh -c 'mkdir -p moved/build/cpu moved/01_single_gpu && cp " BUILD "/cpu/01_single_gpu moved/build/cpu && "
+             "head -c 100000 " SOURCE "/01_single_gpu/shakespeare.txt > moved/01_single_gpu/shakespeare.txt'");
+    expect(run("moved/build/cpu/01_single_gpu --preset tiny --steps 1"), 0,
+           "/moved/01_single_gpu/shakespeare.txt: text, one token per byte: 90,000 training");
+    run_well("rm -r moved/01_single_gpu");
+    expect(run("moved/build/cpu/01_single_gpu --preset tiny --steps 1"), 0,
+           "data    " SOURCE "/01_single_gpu/shakespeare.txt: text");
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(limits_are_no_failures), cmocka_unit_test(what_fails_is_named),
         cmocka_unit_test(gpus_are_used_if_they_can_be), cmocka_unit_test(what_is_missing_is_installed),
+        cmocka_unit_test(programs_may_be_moved),
     };
     return cmocka_run_group_tests(tests, make_directories, NULL);
 }

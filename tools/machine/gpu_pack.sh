@@ -5,12 +5,10 @@
 # on two cores and makes about 35 MB. Run it in the root of the tree; DIR and the tree then travel together.
 set -euo pipefail
 dir=${1-build/gpu_pack}
-portable="-O3 -march=x86-64-v3"         # not this machine's instructions: the other one may lack AVX-512
-text="--data 01_single_gpu/shakespeare.txt --quiet"
-small="--layers 8 --hidden 64 --heads 8 --vocab 256 --seq 48 --micro-batch 4 --accumulate 2 $text"
-long="--layers 2 --hidden 128 --vocab 256 --seq 300 --micro-batch 2 --accumulate 1 --steps 1 $text"
+small="--layers 8 --hidden 64 --heads 8 --vocab 256 --seq 48 --micro-batch 4 --accumulate 2 --quiet"
+long="--layers 2 --hidden 128 --vocab 256 --seq 300 --micro-batch 2 --accumulate 1 --steps 1 --quiet"
 
-make OPTIMIZE="$portable" ARCH="${ARCH-sm_90}" cuda build/cuda/parity build/cpu/parity build/cpu/compare \
+make PORTABLE=1 ARCH="${ARCH-sm_90}" cuda build/cuda/parity build/cpu/parity build/cpu/compare \
     build/cpu/02_mixed_precision build/cpu/08_fused_kernels build/cpu64/01_single_gpu build/cpu64/10_expert_parallel
 rm -rf "$dir" && mkdir -p "$dir"/pack/{bin,cpu,lib/ucx} "$dir/reference"
 cp build/cuda/[0-9][0-9]_* build/cuda/ladder build/cuda/parity "$dir/pack/bin"
