@@ -50,6 +50,7 @@ endif
 	@tests/run.sh $(if $(FULL),--full) $(CHOSEN)
 
 test-cuda: deps		## compare operators and gradients on a GPU with the CPU
+	$(call needs_gpu,"make test" has these tests on a simulated GPU)
 	@$(MAKE) --no-print-directory cuda cpu cpu64 $(BUILD)/cpu/parity \
 		$(if $(NO_NVCC),,$(BUILD)/cuda/test_cuda $(BUILD)/cuda/parity)
 	@$(BUILD)/cuda/test_cuda
@@ -59,6 +60,7 @@ bench: deps		## measure the speed of 01 and 12 beside this machine's sgemm
 	@$(CURDIR)/$(BUILD)/cpu/bench
 
 bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, and the time and bandwidth of operators
+	$(call needs_gpu,"make bench" measures the CPU)
 	@$(MAKE) --no-print-directory cuda $(if $(NO_NVCC),,$(BUILD)/cuda/bench_cuda)
 	@$(BUILD)/cuda/bench_cuda
 

@@ -1,6 +1,10 @@
 /* The choice of the transport, its connections, and its end. */
+#include <fcntl.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/wait.h>
+#include <unistd.h>
 
 #include "transport.h"
 #include "../base/device.h"
@@ -20,6 +24,36 @@ static int sharing(const DeviceId *devices, int r)
     return ranks;
 }
 
+/* Returns this rank's device, which a child process looks up: CUDA reads its environment at a process's first call, and
+ * only NCCL needs what its prepare() sets. With that, ranks that share a GPU would each load all kernels of all
+ * libraries at the start, for seconds and into a gigabyte of the GPU's memory. */
+static DeviceId device_without_cuda(void)
+{
+    DeviceId id;
+    int ends[2];
+
+    fflush(stdout);
+    const pid_t child = pipe(ends) ? -1 : fork();
+    if (child == 0) {
+        dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);       /* an error is found again below */
+        error_set_rank(0, _exit);
+        id = device_id(comm_local.rank);
+        _exit(write(ends[1], &id, sizeof id) != sizeof id);
+    }
+    bool known = false;
+    if (child > 0) {
+        close(ends[1]);
+        known = read(ends[0], &id, sizeof id) == sizeof id;
+        close(ends[0]);
+        waitpid(child, NULL, 0);
+    }
+    if (!known) {                               /* an MPI with CUDA of its own, say: there is none in a child */
+        transport_nccl->prepare();
+        id = device_id(comm_local.rank);
+    }
+    return id;
+}
+
 /* GPUs are compared, not counted: a launcher may show each rank another one. */
 const char *comm_choose(void)
 {
@@ -34,11 +68,7 @@ const char *comm_choose(void)
     comm_local.sharing = comm_local.size;
     if (device_is_host())
         return "MPI";
-    /* Before CUDA's first call, which reads the environment. So ranks that share a GPU, and then take MPI, load all
-     * kernels at the start as well. */
-    if (!mpi && transport_nccl)
-        transport_nccl->prepare();
-    mine = device_id(comm_local.rank);
+    mine = mpi || !transport_nccl ? device_id(comm_local.rank) : device_without_cuda();
     comm_gather_host(world, devices, &mine, sizeof mine);
     comm_local.sharing = sharing(devices, world->rank);
     if (mpi)
@@ -48,6 +78,7 @@ const char *comm_choose(void)
     while (first < world->size && sharing(devices, first) == 1)
         first++;
     if (first == world->size) {
+        transport_nccl->prepare();
         comm_transport = transport_nccl;
         return "NCCL";
     }

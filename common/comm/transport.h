@@ -55,7 +55,7 @@ typedef struct {
     /* Returns true once the buffers are ready for what the host does, or queues on the device, from now on; the handle
      * is then freed. */
     bool (*done)(void *handle);
-    void (*prepare)(void);                      /* before CUDA's first call; harmless if MPI is then chosen */
+    void (*prepare)(void);                      /* before CUDA's first call in this process */
     void (*connect)(Comm *comm);                /* before a group's first transfer; all groups have their `used` */
     void (*end)(void);                          /* before the program ends */
 } Transport;

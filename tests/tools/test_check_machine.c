@@ -99,6 +99,9 @@ static void gpus_are_used_if_they_can_be(void **state)
            "\nbuild/cpu/01_single_gpu --steps");
     expect(run("sh make.sh 'real old_gpu one_gpu' -n run"), 0,
            "running on the CPU: the GPUs here (sm_61) are older than Turing (sm_75)\"\n");
+    expect(run("sh make.sh real test-cuda"), FAILS, "test-cuda: no GPU is found; \"make test\" has these tests on a ");
+    expect(run("sh make.sh 'real old_gpu one_gpu' bench-cuda"), FAILS,
+           "bench-cuda: the GPUs here (sm_61) are older than Turing (sm_75); \"make bench\" measures the CPU\n");
     expect(run("sh make.sh 'real old_nvcc' cuda"), FAILS,
            "cuda: nvcc is of CUDA 11.8, but 12.0 or later is needed; \"make cpu\" builds for the CPU\n");
 }

@@ -38,12 +38,13 @@ NCCL := $(shell echo 'ncclConfig_t c = {.maxCTAs = 1}; ncclDataType_t t = ncclBf
 NCCL_LIBS ?= $(if $(NCCL),$(foreach d,$(NCCL_HOME),-L$(d)/lib -Wl,-rpath,$(d)/lib) -l:libnccl.so.2)
 
 # The GPUs of this machine, or why they cannot be used; looked for only by these targets.
-GPUS := $(if $(filter run sweep ladder bench-torch gpu-day,$(MAKECMDGOALS)),$(shell tools/machine/gpus.sh $(NVCC)))
+GPUS := $(if $(filter run sweep ladder bench-torch test-cuda bench-cuda gpu-day,$(MAKECMDGOALS)),$(shell tools/machine/gpus.sh $(NVCC)))
 BACKEND := $(if $(SIMULATE),simulated,$(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu))
+needs_gpu = @$(if $(filter cpu,$(BACKEND)),echo '$@: $(or $(GPUS),no GPU is found); $(1)'; exit 1)
 
 # Each check of gpu_day.sh builds what it needs; the programs are here because their runs are checks too.
 gpu-day: deps		## run the first checks on this machine's GPUs, and write what they printed to build/gpu_day/report.txt
-	@$(if $(filter cpu,$(BACKEND)),echo 'gpu-day: $(or $(GPUS),no GPU is found); SIMULATE=1 tries it without'; exit 1)
+	$(call needs_gpu,SIMULATE=1 tries it without)
 	@$(MAKE) --no-print-directory $(STAGES:%=$(BUILD)/$(BACKEND)/%)
 	@tools/machine/gpu_day.sh $(BACKEND) $(if $(SIMULATE),4,`nvidia-smi -L | grep -c '^GPU '`) $(BUILD)/gpu_day/report.txt
 .PHONY: gpu-day

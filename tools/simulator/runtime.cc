@@ -24,8 +24,12 @@ static bool is_eager(const char *variable)
 
 const Settings &settings(void)
 {
-    static const Settings first = {number("CUDA_DEVICE_MAX_CONNECTIONS", 8),
-                                   is_eager("CUDA_MODULE_LOADING") && is_eager("CUDA_MODULE_DATA_LOADING")};
+    static const Settings first = [] {
+        const bool eager = is_eager("CUDA_MODULE_LOADING") && is_eager("CUDA_MODULE_DATA_LOADING");
+        if (eager)
+            count_call("kernels all loaded at the start");
+        return Settings{number("CUDA_DEVICE_MAX_CONNECTIONS", 8), eager};
+    }();
 
     return first;
 }
