@@ -7,7 +7,7 @@ BENCHES := bench bench_cuda
 tested := $(foreach b,$(BACKENDS),$(patsubst %,$(BUILD)/$(b)/%,$(TESTS) parity))
 $(tested): private LIBS += -lcmocka
 $(tested): $$(call objects,$$(wildcard tests/*/$$(@F).c) $(HARNESS)) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
-$(foreach b,cpu cuda,$(BENCHES:%=$(BUILD)/$(b)/%)): \
+$(BENCHES:%=$(BUILD)/cpu/%): \
 		$$(call objects,tests/bench/$$(@F) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a; $(link)
 
 # Whether nvcc and the headers of CUDA 12.0 or later are found: then the CUDA backend runs on a simulated GPU (simulator.mk).
@@ -25,7 +25,8 @@ CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS)
 STARTS_sweep := $(BUILD)/cpu/sweep
 STARTS_mixed_precision := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_mixed_precision) $(BUILD)/cpu64/diagnose_llama
-STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) parity ladder test_comm) $(BUILD)/cpu/parity
+STARTS_cuda := $(patsubst %,$(BUILD)/simulated/%,$(PROGRAMS) parity ladder test_comm) \
+	$(patsubst %,$(BUILD)/cpu/%,parity compare bench_cuda)
 STARTS_simulator := $(patsubst %,$(BUILD)/simulated/%,planted_kernels ladder 08_fused_kernels)
 # These start no program of the project.
 ALONE := $(addprefix test_,comm operators formats parts safetensors gradients)
@@ -61,8 +62,8 @@ bench: deps		## measure the speed of 01 and 12 beside this machine's sgemm
 
 bench-cuda: deps	## measure speed on a GPU: tokens/s, MFU, and the time and bandwidth of operators
 	$(call needs_gpu,"make bench" measures the CPU)
-	@$(MAKE) --no-print-directory cuda $(if $(NO_NVCC),,$(BUILD)/cuda/bench_cuda)
-	@$(BUILD)/cuda/bench_cuda
+	@$(MAKE) --no-print-directory cuda $(BUILD)/cpu/bench_cuda
+	@$(BUILD)/cpu/bench_cuda $(BUILD)/cuda
 
 PYTHON ?= python3
 bench-torch: deps	## measure the same model in PyTorch, in turns with 01, on a GPU if there is one; PYTHON=python3

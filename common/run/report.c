@@ -63,7 +63,8 @@ void report_write(FILE *f, double peak_flops, bool first, bool last)
 
     for (int i = 0; i < op_count && timed.steps; i++)
         operators += ops[i].seconds;
-    fprintf(f, "%s{\"rank\": %d, \"groups\": {", first ? "{\"ranks\": [" : ", ", comm_rank(world));
+    fprintf(f, "%s{\"rank\": %d, \"device\": \"%s\", \"groups\": {", first ? "{\"ranks\": [" : ", ",
+            comm_rank(world), device_name());
     for (const Comm *c = comm_next(world); c; c = comm_next(c)) {
         fprintf(f, "%s\"%s\": [", c == comm_next(world) ? "" : ", ", comm_name(c));
         for (int i = 0; i < comm_size(c); i++)

@@ -1,68 +1,102 @@
-/* Speed on a GPU: tokens/s and MFU of presets from 10M parameters up, with each operator's time and bandwidth in a
- * step. A preset that needs more than the GPU's memory prints an error. */
+/* Speed on a GPU.
+ *
+ *     bench_cuda PROGRAMS [WHAT COMMAND]...
+ *
+ * PROGRAMS is the directory of the programs, build/cuda, and COMMAND one of them with its options. WHAT is `speed`:
+ * tokens/s and MFU, medians without the first step; or `operators`: each operator's time, rates and floor; or a word,
+ * such as `flash`: the operators whose names begin with it. Events around the operators take time, so the two are
+ * different runs. Without commands it measures a list. A model that needs more than the GPU's memory prints an error.
+ */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
-#include "../../common/base/device.h"
+#include "../../common/base/error.h"
 #include "bench.h"
 
-static const struct {
-    const char *program, *options;
-    int steps;
-} shapes[] = {
-    {"01_single_gpu", "--preset 10m", 20},
-    {"01_single_gpu", "--preset 124m --tf32 off", 8},
-    {"01_single_gpu", "--preset 124m", 8},
-    {"02_mixed_precision", "--preset 124m --dtype bf16", 8},
-    {"02_mixed_precision", "--preset 124m --dtype bf16 --vocab 50257", 8},     /* rows are no multiple of 16 bytes */
-    {"02_mixed_precision", "--preset 124m --dtype fp8", 8},
-    {"02_mixed_precision", "--preset 350m --dtype bf16", 6},
-    {"02_mixed_precision", "--preset 774m --dtype bf16", 6},
-    {"02_mixed_precision", "--preset 1.3b --dtype bf16", 4},
-    {"02_mixed_precision", "--preset 1.3b --dtype fp8", 4},
-    {"08_fused_kernels", "--preset 10m", 20},
-    {"08_fused_kernels", "--preset 124m --fuse none", 8},
-    {"08_fused_kernels", "--preset 124m --fuse all", 8},
-    {"08_fused_kernels", "--preset 1.3b --fuse none", 4},
-    {"08_fused_kernels", "--preset 1.3b --fuse all", 4},
+#define ATTENTION " --accumulate 1 --layers 4 --vocab 256 --steps 6"
+static const char *const list[][2] = {
+    {"speed", "01_single_gpu --preset 10m --steps 20"},
+    {"speed", "01_single_gpu --preset 124m --tf32 off --steps 8"},
+    {"speed", "01_single_gpu --preset 124m --steps 8"},
+    {"operators", "01_single_gpu --preset 124m --steps 4"},
+    {"speed", "02_mixed_precision --preset 124m --dtype bf16 --steps 8"},
+    {"operators", "02_mixed_precision --preset 124m --dtype bf16 --steps 4"},
+    {"speed", "02_mixed_precision --preset 124m --dtype bf16 --vocab 50257 --steps 8"},     /* rows of odd length */
+    {"speed", "02_mixed_precision --preset 124m --dtype fp8 --steps 8"},
+    {"speed", "02_mixed_precision --preset 350m --dtype bf16 --steps 6"},
+    {"speed", "02_mixed_precision --preset 774m --dtype bf16 --steps 6"},
+    {"speed", "02_mixed_precision --preset 1.3b --dtype bf16 --steps 4"},
+    {"operators", "02_mixed_precision --preset 1.3b --dtype bf16 --steps 4"},
+    {"speed", "02_mixed_precision --preset 1.3b --dtype fp8 --steps 4"},
+    {"speed", "08_fused_kernels --preset 10m --steps 20"},
+    {"speed", "08_fused_kernels --preset 124m --fuse none --steps 8"},
+    {"speed", "08_fused_kernels --preset 124m --fuse all --steps 8"},
+    {"operators", "08_fused_kernels --preset 124m --fuse all --steps 4"},
+    {"speed", "08_fused_kernels --preset 1.3b --fuse none --steps 4"},
+    {"speed", "08_fused_kernels --preset 1.3b --fuse all --steps 4"},
+    {"operators", "08_fused_kernels --preset 1.3b --fuse all --steps 4"},
+    {"flash", "08_fused_kernels --hidden 2048 --heads 16 --seq 2048 --micro-batch 8" ATTENTION},     /* heads of 128 */
+    {"flash", "08_fused_kernels --hidden 2048 --heads 16 --seq 8192 --micro-batch 2" ATTENTION},
+    {"flash", "08_fused_kernels --hidden 2048 --heads 32 --seq 2048 --micro-batch 8" ATTENTION},     /* of 64 */
+    {"flash", "08_fused_kernels --hidden 2048 --heads 32 --seq 8192 --micro-batch 2" ATTENTION},
 };
-enum { SHAPES = sizeof shapes / sizeof *shapes };
+enum { LIST = sizeof list / sizeof *list };
 
-/* Measures the speed without events around operators, then the time of each operator with them. */
-static void measure(int i)
+/* Bytes per second of a GPU's memory, from NVIDIA's datasheets, by its name in the report; 0: unknown. */
+static double bandwidth(void)
 {
-    const int steps = shapes[i].steps;
-    char command[512];
+    static const struct {
+        const char *name;
+        double bandwidth;
+    } gpus[] = {{"T4", 0.32e12}, {"A100-SXM4-80GB", 2.04e12}, {"A100 80GB PCIe", 1.94e12}, {"A100", 1.56e12},
+                {"A10G", 0.6e12}, {"L40S", 0.86e12}, {"L4", 0.3e12}, {"RTX 4090", 1.01e12}, {"RTX 5090", 1.79e12},
+                {"H100 PCIe", 2.0e12}, {"H100", 3.35e12}, {"H200", 4.8e12}, {"B200", 8e12}};
+    char *device = json_text("r.json", "ranks", 0, "device");
+    double found = 0;
 
-    snprintf(command, sizeof command, BUILD "/cuda/%s", shapes[i].program);
-    if (access(command, X_OK))
-        return;
-    snprintf(command, sizeof command, BUILD "/cuda/%s %s --quiet --warmup 1 --metrics m.csv", shapes[i].program,
-             shapes[i].options);
-    Result r = run("%s --steps %d", command, steps);
-    if (r.status) {
-        printf("%s %s: %s", shapes[i].program, shapes[i].options, r.err);
-        result_free(r);
-        return;
-    }
-    result_free(r);
-    printf("%s %s: %.0f tokens/s, MFU %.1f%%, %.1f ms per step\n", shapes[i].program, shapes[i].options,
-           median_of("tokens_per_second"), 100 * median_of("mfu"), 1e3 * median_of("seconds"));
-    r = run("%s --steps 4 --report r.json", command);     /* the report omits the first step */
-    if (r.status)
-        printf("%s", r.err);
-    else
-        print_operators(3, 0.005);
-    result_free(r);
+    for (unsigned i = 0; i < sizeof gpus / sizeof *gpus && !found; i++)
+        found = strstr(device, gpus[i].name) ? gpus[i].bandwidth : 0;
+    free(device);
+    return found;
 }
 
-int main(void)
+/* Returns whether the program ran. */
+static bool measure(const char *programs, const char *what, const char *command)
 {
+    const bool speed = !strcmp(what, "speed");
+    const char *output = speed ? "--metrics m.csv" : "--report r.json";
+    Result r = run("%s/%s --quiet --warmup 1 %s", programs, command, output);
+    const bool well = r.status == 0;
+
+    printf("%s: ", command);
+    if (!well)
+        printf("status %d: %s", r.status, r.status == 127 ? "there is no such program\n" : r.err);
+    else if (speed)
+        printf("%.0f tokens/s, MFU %.1f%%, %.1f ms per step, peak %.1f GB\n", median_of("tokens_per_second"),
+               100 * median_of("mfu"), 1e3 * median_of("seconds"), 1e-9 * median_of("peak_bytes"));
+    else
+        print_operators(strcmp(what, "operators") ? what : "", 0.004, bandwidth());
+    result_free(r);
+    return well;
+}
+
+int main(int argc, char **argv)
+{
+    bool well = true;
+
     setvbuf(stdout, NULL, _IOLBF, 0);
-    device_id(0);                               /* ends with the reason if the GPUs cannot be used */
-    for (int i = 0; i < SHAPES; i++)
-        measure(i);
-    return 0;
+    error_set_program("bench_cuda");
+    if (argc < 2 || argc % 2)
+        fail_usage("expected PROGRAMS, and then a pair of WHAT and COMMAND for each measurement: build/cuda speed "
+                   "\"01_single_gpu --preset 124m --steps 8\"");
+    char *programs = realpath(argv[1], NULL);
+    if (!programs)
+        fail_usage("%s: expected the directory of the programs, build/cuda", argv[1]);
+    for (int i = 2; i < argc; i += 2)
+        well &= measure(programs, argv[i], argv[i + 1]);
+    for (int i = 0; argc == 2 && i < LIST; i++)
+        measure(programs, list[i][0], list[i][1]);
+    free(programs);
+    return !well;
 }

@@ -3,9 +3,10 @@
 
     make bench-torch                        on a GPU if it finds one, else on the CPU
     make bench-torch PYTHON=/tmp/torch/bin/python3
+    python3 tests/bench/bench_torch.py cuda --cases 8,6 --rounds 1          only these rows of CASES, in this order
 
-The model below is that of common/transformer/model.h as a PyTorch user would write it: scaled_dot_product_attention, fused AdamW,
-autocast for bf16. Attention is by cuDNN if it supports the shape, which on Hopper is about twice as fast as PyTorch's
+The model below is that of common/transformer/model.h as a PyTorch user would write it: scaled_dot_product_attention,
+fused AdamW, autocast for bf16. Attention is by cuDNN if it supports the shape, which on Hopper is about twice as fast as PyTorch's
 default. A check in float comes first: the model gives the loss and gradients of the fixture in
 tests/programs/huggingface. A program's time is the median step in its --metrics, PyTorch's the median of as many steps.
 Both omit the first steps, which warm up and, with torch.compile, compile. The largest models come last: a GPU with too
@@ -16,12 +17,12 @@ in float, and rounds the weights in every micro-batch: it moves more bytes than 
 in pure bf16 has weights, gradients and AdamW's states in bf16 and no float copy: it moves fewer bytes, and trains worse
 (02). The programs are in between, with bf16 activations and weights, but gradients, master weights and states in float.
 """
+import argparse
 import csv
 import gc
 import os
 import statistics
 import subprocess
-import sys
 import tempfile
 import time
 
@@ -32,8 +33,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 HERE = os.path.dirname(os.path.abspath(__file__))
-BUILD = os.path.join(HERE, "..", "..", "build")
-WARM_UP, TIMED, ROUNDS = 2, 6, 2
+WARM_UP = 2
 # by priority; PyTorch's default is FlashAttention 2 first, also on Hopper, for which it was not written
 CUDNN_FIRST = [SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
 
@@ -41,6 +41,7 @@ TINY = dict(layers=4, hidden=256, heads=4, vocab=256, seq=256, micro_batch=8, ac
 SMALL = dict(layers=12, hidden=768, heads=12, vocab=50304, seq=1024, micro_batch=4, accumulate=8)
 LARGE = dict(layers=24, hidden=2048, heads=16, vocab=50304, seq=2048, micro_batch=2, accumulate=16)
 ODD = SMALL | dict(vocab=50257)                     # GPT-2's: rows of logits are no multiple of 16 bytes
+MORE_ROWS, MORE_ROWS_LARGE = SMALL | dict(micro_batch=16, accumulate=2), LARGE | dict(micro_batch=4, accumulate=8)
 
 # program, its options, the model; PyTorch's numbers (float, TF32 in matmuls, autocast, bf16), whether it is compiled
 CASES = {
@@ -55,9 +56,9 @@ CASES = {
         ("02_mixed_precision", "--dtype bf16", ODD, "autocast", False),
         ("02_mixed_precision", "--dtype bf16", SMALL, "autocast", False),
         ("08_fused_kernels", "--fuse all", SMALL, "autocast", True),
-        ("08_fused_kernels", "--fuse all", SMALL, "bf16", True),
+        ("08_fused_kernels", "--fuse all", MORE_ROWS, "bf16", True),
         ("08_fused_kernels", "--fuse all", LARGE, "autocast", True),
-        ("08_fused_kernels", "--fuse all", LARGE, "bf16", True),
+        ("08_fused_kernels", "--fuse all", MORE_ROWS_LARGE, "bf16", True),
     ],
 }
 
@@ -138,12 +139,12 @@ def check(device):
     assert len(gradients) == len(expected) and worst <= 1e-4 and of_loss <= 1e-5
 
 
-def program_seconds(device, program, options, shape):
+def program_seconds(program, options, shape):
     """Returns the median seconds of a program's step."""
     sizes = " ".join(f"--{name.replace('_', '-')} {value}" for name, value in shape.items())
     with tempfile.NamedTemporaryFile(suffix=".csv") as f:
-        subprocess.run([os.path.join(BUILD, device, program), *sizes.split(), *options.split(), "--quiet", "--metrics",
-                        f.name, "--steps", str(WARM_UP + TIMED)], check=True, cwd=os.path.dirname(BUILD))
+        subprocess.run([os.path.join(arguments.programs, program), *sizes.split(), *options.split(), "--quiet",
+                        "--metrics", f.name, "--steps", str(WARM_UP + arguments.steps)], check=True)
         with open(f.name, encoding="ascii") as rows:
             return statistics.median(float(row["seconds"]) for row in list(csv.DictReader(rows))[WARM_UP:])
 
@@ -166,7 +167,7 @@ def pytorch_seconds(device, shape, numbers, compiled):
     step_of = torch.compile(model) if compiled else model
     tokens = torch.randint(shape["vocab"], (accumulate, batch, shape["seq"] + 1), device=device)
     times = []
-    for _ in range(WARM_UP + TIMED):
+    for _ in range(WARM_UP + arguments.steps):
         wait(device)
         begin = time.perf_counter()
         for m in range(accumulate):
@@ -189,8 +190,8 @@ def print_row(model, program, tokens, how, pytorch_tokens, ratio):
 def compare(device, program, options, shape, numbers, compiled):
     """Prints a row with the medians of all rounds. What PyTorch still holds is freed for the program that runs next."""
     times = []
-    for _ in range(ROUNDS):
-        times.append((program_seconds(device, program, options, shape),
+    for _ in range(arguments.rounds):
+        times.append((program_seconds(program, options, shape),
                       pytorch_seconds(device, shape, numbers, compiled)))
         torch.compiler.reset()
         gc.collect()
@@ -204,16 +205,41 @@ def compare(device, program, options, shape, numbers, compiled):
               f"{pytorch_step / program_step:.2f}")
 
 
+def positive(text):
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 on, got '{text}'")
+    return int(text)
+
+
+def parse():
+    parser = argparse.ArgumentParser(description="The programs' speed beside PyTorch's.")
+    parser.add_argument("device", choices=CASES)
+    parser.add_argument("--cases", metavar="N,...", help="rows of the table to measure, in this order (all)")
+    parser.add_argument("--rounds", type=positive, default=2, help="turns of program and PyTorch (2)")
+    parser.add_argument("--steps", type=positive, default=6, help="steps timed in each, after two others (6)")
+    parser.add_argument("--programs", metavar="DIR", help="where the programs are (build/cpu or build/cuda)")
+    given = parser.parse_args()
+    count = len(CASES[given.device])
+    words = given.cases.split(",") if given.cases else [str(i + 1) for i in range(count)]
+    for word in words:
+        if not word.isdigit() or not 1 <= int(word) <= count:
+            parser.error(f"--cases: expected numbers from 1 to {count}, got '{word}'")
+    given.cases = [CASES[given.device][int(word) - 1] for word in words]
+    given.programs = given.programs or os.path.join(HERE, "..", "..", "build", given.device)
+    return parser, given
+
+
 def main():
-    device = sys.argv[1]
+    device = arguments.device
     if device == "cuda" and not torch.cuda.is_available():
-        sys.exit("this machine has a GPU, but this PyTorch does not find it; PYTHON=... names another")
+        parser.error("this machine has a GPU, but this PyTorch does not find it; PYTHON=... names another")
     print(f"PyTorch {torch.__version__} on {torch.cuda.get_device_name() if device == 'cuda' else 'the CPU'}, "
           f"{torch.get_num_threads()} threads")
     check(device)
     print_row("", "program", "tokens/s", "PyTorch", "tokens/s", "ratio")
-    for case in CASES[device]:
+    for case in arguments.cases:
         compare(device, *case)
 
 
+parser, arguments = parse()
 main()

@@ -42,9 +42,16 @@ GPUS := $(if $(filter run sweep ladder bench-torch test-cuda bench-cuda gpu-day,
 BACKEND := $(if $(SIMULATE),simulated,$(if $(filter sm_% compute_%,$(GPUS)),cuda,cpu))
 needs_gpu = @$(if $(filter cpu,$(BACKEND)),echo '$@: $(or $(GPUS),no GPU is found); $(1)'; exit 1)
 
-# Each check of gpu_day.sh builds what it needs; the programs are here because their runs are checks too.
-gpu-day: deps		## run the first checks on this machine's GPUs, and write what they printed to build/gpu_day/report.txt
+# What the checks start and compare with is built before their time begins.
+MINUTES := 30
+OF_GPU_DAY = $(patsubst %,$(BUILD)/$(BACKEND)/%,$(PROGRAMS) ladder parity) \
+	$(patsubst %,$(BUILD)/cpu/%,parity compare bench_cuda 02_mixed_precision 08_fused_kernels) \
+	$(patsubst %,$(BUILD)/cpu64/%,01_single_gpu 10_expert_parallel 12_llama)
+gpu-day: deps		## run the first checks on this machine's GPUs, in the time that there is: MINUTES=30 SECTIONS="prove speed"
 	$(call needs_gpu,SIMULATE=1 tries it without)
-	@$(MAKE) --no-print-directory $(STAGES:%=$(BUILD)/$(BACKEND)/%)
-	@tools/machine/gpu_day.sh $(BACKEND) $(if $(SIMULATE),4,`nvidia-smi -L | grep -c '^GPU '`) $(BUILD)/gpu_day/report.txt
+	@case "$(MINUTES)" in '' | 0* | *[!0-9]*) \
+		echo 'MINUTES: expected a whole number from 1 on, got "$(MINUTES)"'; exit 2 ;; esac
+	@$(MAKE) -s --no-print-directory $(OF_GPU_DAY)
+	@tools/machine/gpu_references.sh $(BUILD)/gpu_day/reference $(BUILD)
+	@PACK=$(CURDIR)/$(BUILD)/gpu_day SIMULATE=$(SIMULATE) tools/machine/gpu_day.sh $$((60 * $(MINUTES))) $(SECTIONS)
 .PHONY: gpu-day
