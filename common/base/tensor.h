@@ -29,7 +29,7 @@ typedef struct {
     int dims;
     int64_t shape[4];
     float *scale;           /* on the device: the factor of an fp8 tensor's elements, or factors; NULL: 1 */
-    Scaling scaling;
+    Scaling scaling;        /* which elements share a factor */
 } Tensor;
 
 typedef struct {

@@ -114,7 +114,7 @@ else
     wrap "$real/mpiexec.hydra" "$tmp/mpiexec"
     # hydra looks for its proxy in PATH, and for this machine's own name
     export PATH=$tmp:$real:$PATH HYDRA_LAUNCHER=fork
-    grep -q "$(hostname)" /etc/hosts || echo "127.0.0.1 $(hostname)" >>/etc/hosts
+    grep -qs "$(hostname)" /etc/hosts || echo "127.0.0.1 $(hostname)" >>/etc/hosts
 fi
 export PATH=$PATH:/usr/local/cuda/bin
 
@@ -207,9 +207,9 @@ fi
 
 # ---- several GPUs ----
 if [ -n "${SIMULATE-}" ]; then
-    model="--layers 2 --hidden 32 --heads 2 --seq 16 --vocab 256 --micro-batch 1" starts=1 tokens="16 32"
+    model="--layers 2 --hidden 32 --heads 2 --seq 16 --vocab 256 --micro-batch 1" starts=1 lengths="16 32"
 else
-    model="--preset 10m --timeout 60" starts=50 tokens="8192 16384 32768"
+    model="--preset 10m --timeout 60" starts=50 lengths="8192 16384 32768"
 fi
 if wants several && [ "$gpus" -lt 2 ]; then
     say "-- several: left out, there is one GPU"
@@ -335,7 +335,7 @@ END
     show='/^comm /p' check ranks_that_share 8 "export CUDA_VISIBLE_DEVICES=0 SIMULATED_GPUS=1
         mpiexec -n 8 $bin/03_data_parallel $model --steps 1 >$tmp/o 2>&1; status=\$?
         cat $tmp/o; grep -q 'NCCL needs a GPU for each rank' $tmp/o && exit \$status"
-    for n in $tokens; do
+    for n in $lengths; do
         show='/^workspace/p' check "memory_$n" 4 \
             "$bin/08_fused_kernels $model --seq $n --micro-batch 1 --steps 1 >$tmp/o || exit 1
             cat $tmp/o; awk '/^workspace/ {same = \$2 == \$3} END {exit !same}' $tmp/o"
