@@ -94,10 +94,10 @@ finish() {
 
 # ---- the programs: of this tree, or of a pack: wrappers with the path of their libraries; PyTorch keeps its own ----
 if [ ! -e "$pack/pack.tar.xz" ]; then
-    bin=$root/build/$backend cpu=$root/build/cpu real=$bin with=""
+    bin=$root/build/$backend cpu=$root/build/cpu real=$bin real_cpu=$cpu with=""
     . tools/machine/open_mpi.sh
 else
-    bin=$tmp/bin cpu=$tmp/cpu real=$pack/pack/bin dirs=$pack/pack/lib
+    bin=$tmp/bin cpu=$tmp/cpu real=$pack/pack/bin real_cpu=$pack/pack/cpu dirs=$pack/pack/lib
     mkdir -p "$bin" "$cpu"
     [ -d "$pack/pack" ] || tar xJf "$pack/pack.tar.xz" -C "$pack"
     libraries=libgomp.so.1
@@ -110,7 +110,7 @@ else
     with="env LD_LIBRARY_PATH=$dirs UCX_MODULE_DIR=$pack/pack/lib/ucx UCX_TLS=self,shm"
     wrap() { printf '#!/bin/sh\nexec %s %s "$@"\n' "$with" "$1" >"$2"; chmod +x "$2"; }
     for p in "$real"/[0-9]* "$real"/{ladder,parity}; do wrap "$p" "$bin/${p##*/}"; done
-    for p in parity compare bench_cuda; do wrap "$pack/pack/cpu/$p" "$cpu/$p"; done
+    for p in parity compare bench_cuda; do wrap "$real_cpu/$p" "$cpu/$p"; done
     wrap "$real/mpiexec.hydra" "$tmp/mpiexec"
     # hydra looks for its proxy in PATH, and for this machine's own name
     export PATH=$tmp:$real:$PATH HYDRA_LAUNCHER=fork
@@ -125,7 +125,7 @@ if [ -z "${SIMULATE-}" ]; then
         nvidia-smi --query-gpu=driver_version,clocks.max.sm,power.limit,memory.total --format=csv
         [ $gpus -lt 2 ] || nvidia-smi topo -m
         grep -m1 'model name' /proc/cpuinfo; nproc; ldd --version | sed -n 1p; df -h /dev/shm | tail -n 1
-        ! $with ldd $real/08_fused_kernels $real/parity $cpu/parity | grep 'not found'" || finish
+        ! $with ldd $real/08_fused_kernels $real/parity $real_cpu/parity | grep 'not found'" || finish
 fi
 show='/device\|step\|rror/p' check smoke 3 "$bin/01_single_gpu --preset tiny --steps 3" || finish
 check fused 2 "$bin/08_fused_kernels --preset tiny --steps 3"
@@ -216,8 +216,10 @@ if wants several && [ "$gpus" -lt 2 ]; then
     omitted[several]=" all, there is one GPU"
 elif wants several; then
     while read -r program options; do
+        options="$model $options"
+        [ $program != 12_llama ] || options=${options/10m/small}        # it has no 10m
         show=$differences check "nccl_${program%%_*}" 15 "for comm in nccl mpi; do rm -f $tmp/\$comm.csv
-                mpiexec -n $gpus $bin/$program $model $options --steps 2 --check --comm \$comm --quiet \
+                mpiexec -n $gpus $bin/$program $options --steps 2 --check --comm \$comm --quiet \
                     --metrics $tmp/\$comm.csv || exit 1; done
             python3 $tmp/losses.py $tmp/nccl.csv $tmp/mpi.csv 2"
     done <<END
@@ -279,7 +281,7 @@ if wants speed; then
     speed 08_1.3b 16 speed 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 7
     keep="" speed 08_1.3b_operators 13 operators 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 4
     speed 01_1.3b 14 speed 01_single_gpu $big --accumulate 4 --steps 4
-    speed 12_1b 14 speed 12_llama $llama --micro-batch 4 --accumulate 4 --steps 4
+    speed 12_1b 14 speed 12_llama $llama --micro-batch 2 --accumulate 4 --steps 4
     speed 08_124m 3 speed 08_fused_kernels $little --steps 12
     speed 08_124m_mb32 3 speed 08_fused_kernels $little --micro-batch 32 --accumulate 1 --steps 12
     keep="" speed 08_124m_operators 3 operators 08_fused_kernels $little --micro-batch 32 --accumulate 1 --steps 8
