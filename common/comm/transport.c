@@ -42,10 +42,12 @@ static DeviceId device_without_cuda(void)
     }
     bool known = false;
     if (child > 0) {
+        comm_deadline("waits for CUDA to name its GPU");
         close(ends[1]);
         known = read(ends[0], &id, sizeof id) == sizeof id;
         close(ends[0]);
         waitpid(child, NULL, 0);
+        comm_deadline_met();
     }
     if (!known) {                               /* an MPI with CUDA of its own, say: there is none in a child */
         transport_nccl->prepare();

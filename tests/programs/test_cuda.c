@@ -205,7 +205,7 @@ static void refused_epilogues_are_told(void **state)
         skip();
     for (int refuses = 0; refuses < 2; refuses++) {
         Result r = run("env SIMULATED_EPILOGUES=%d " BUILD "/simulated/08_fused_kernels --layers 1 " SMALL
-                       " --steps 2 --dtype bf16 --metrics %s", !refuses, token_file(20000, 97),
+                       " --dtype bf16 --metrics %s", !refuses, token_file(20000, 97),
                        refuses ? "tested.csv" : "reference.csv");
         assert_int_equal(r.status, 0);
         assert_int_equal(strstr(r.err, REFUSED) != NULL, refuses);
@@ -381,7 +381,7 @@ static void runs_repeat(void **state)
 
 /* What NCCL needs holds whatever the environment says; the fake ends the run where it does not: each stream has a
  * hardware queue, also of ranks in the middle of a pipeline, and no kernel is loaded on first use. Ranks that share a
- * GPU have these settings too, and take MPI. */
+ * GPU take MPI. */
 static void settings_are_those_of_nccl(void **state)
 {
     const char *data = token_file(20000, 97);

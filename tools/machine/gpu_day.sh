@@ -277,7 +277,7 @@ else
         64 12 1024 4"
 fi
 if wants speed; then
-    export keep=1
+    keep=1
     speed 08_1.3b 16 speed 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 7
     keep="" speed 08_1.3b_operators 13 operators 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 4
     speed 01_1.3b 14 speed 01_single_gpu $big --accumulate 4 --steps 4
@@ -398,8 +398,13 @@ END
 fi
 
 if [ -n "${comparing-}" ]; then
-    wait "$comparing"
-    section=prove
-    show=p lines=3 check operators 0 "cat $tmp/compared; ! grep -q '^operators differ' $tmp/compared"
+    wait "$comparing"                           # it has run, so its answer counts even if no time is left
+    say "== operators, beside the CPU's"
+    tail -n 3 "$tmp/compared" | tee -a "$report"
+    if grep -q '^operators differ' "$tmp/compared"; then
+        failed[prove]+=" operators"
+    else
+        passed[prove]=$((passed[prove] + 1))
+    fi
 fi
 finish
