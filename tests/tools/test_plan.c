@@ -528,6 +528,8 @@ static void large_plans_are_fast(void **state)
 {
     expect(run("sh -c 'ulimit -t 2; exec " PLAN "--model 70b --gpus 512 --batch 4194304'"), 0,        /* CPU seconds */
            "1. Fit in memory|2. Reach the batch. 1024 sequences|3. Raise throughput");
+    expect(run("sh -c 'ulimit -t 20; exec " PLAN "--model deepseek-v3 --gpus 2048 --hardware h800 --seq 4096 --batch "
+               "62914560'"), 0, "1,166,940 grids, of which 354,706 fit|3. Raise throughput");
 }
 
 static void errors_name_valid_values(void **state)

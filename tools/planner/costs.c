@@ -255,11 +255,11 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
                          + (g->recompute == FULL_RECOMPUTATION ? saved_bytes(m, c, NO_RECOMPUTATION) / t + gathers : 0);
     const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
     const double logits = s->heads * 6.0 * m->vocab / t / (c->framework == FOR_TORCHTITAN ? 8 : 1);
-    const double gathered = block_parameters(m) - expert_parameters(m) * (1 - 1.0 / g->ep);
+    const double gathered = g->zero == 3 ? block_parameters(m) - expert_parameters(m) * (1 - 1.0 / g->ep) : 0;
     const double whole = expert_tp(g, c);
     Memory memory = {.bytes = {
         [MEM_ACTIVATIONS] = width * tokens * (saved + logits),
-        [MEM_WORKSPACE] = 0.4 * (1 << 30) + (g->zero == 3 ? 8 * gathered / t : 0)}};
+        [MEM_WORKSPACE] = 0.4 * (1 << 30) + 8 * gathered / t}};
 
     for (int experts = 0; experts <= 1; experts++) {
         const double params = experts ? s->experts / whole / g->ep : (s->params - s->experts) / t;
@@ -318,8 +318,8 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
     grid_stages(m, g, c, stages);
     for (int i = 0; i < g->pp; i++) {
         Memory one = ours ? (Memory){0} : memory_by_formula(m, g, c, &stages[i], i);
-        const RankShape shape = rank_shape(m, g, c, &stages[i], i);
-        const MixtureShape mixture = m->experts ? mixture_shape(m, g, &shape) : (MixtureShape){0};
+        const RankShape shape = ours ? rank_shape(m, g, c, &stages[i], i) : (RankShape){0};
+        const MixtureShape mixture = ours && m->experts ? mixture_shape(m, g, &shape) : (MixtureShape){0};
         if (ours && m->experts)
             mixture_memory(&mixture, one.bytes);
         else if (ours)

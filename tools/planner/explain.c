@@ -178,7 +178,9 @@ static void advise_fewer(const Query *q, double tokens)
     for (int n = gpus / 2; n >= 1; n /= 2, enough = before) {
         fewer.cluster.gpus = n -= n > q->cluster.per_node ? n % q->cluster.per_node : 0;
         const Candidates c = candidates(&fewer);
-        before = c.fitting ? c.all[0].tokens * n : 0;
+        before = 0;
+        for (int i = 0; i < c.count; i++)
+            before = fmax(before, c.all[i].tokens * n);
         free(c.all);
         if (before < 0.8 * enough)
             break;
@@ -282,7 +284,7 @@ void print_formulas(const Query *q, const Grid *g)
            seconds_text(t.total), c.tokens, 100 * c.mfu);
 }
 
-void write_csv(const Candidates *c, const char *file)
+void write_csv(const Query *q, const Candidates *c, const char *file)
 {
     FILE *f = fopen(file, "w");
 
@@ -296,7 +298,7 @@ void write_csv(const Candidates *c, const char *file)
         fprintf(f, ",%s_seconds", time_name[k]);
     fprintf(f, ",total_seconds,tokens_per_second_per_gpu,mfu\n");
     for (int i = 0; i < c->count; i++) {
-        const Candidate *x = &c->all[i];
+        const Candidate full = candidate_of(q, &c->all[i].grid), *x = &full;
         const Grid *g = &x->grid;
         for (int d = 0; d < DIMENSIONS; d++)
             fprintf(f, "%s,", size_text(d, grid_size(g, d)));

@@ -10,6 +10,6 @@ void print_steps(const Query *q, const Candidates *c);          /* the reasons, 
 void print_advice(const Query *q, const Candidates *c);         /* what is odd about the question or the best grid */
 void print_commands(const Query *q, const Grid *g);             /* how 09, Megatron-LM, nanotron, torchtitan run it */
 void print_formulas(const Query *q, const Grid *g);             /* every formula with its numbers */
-void write_csv(const Candidates *c, const char *file);          /* every candidate; fails if it cannot */
+void write_csv(const Query *q, const Candidates *c, const char *file);  /* every candidate; fails if it cannot */
 
 #endif

@@ -56,7 +56,7 @@ static void plan(void)
         print_commands(&q, &c.all[0].grid);
     }
     if (question.csv)
-        write_csv(&c, question.csv);
+        write_csv(&q, &c, question.csv);
     free(c.all);
 }
 

@@ -5,6 +5,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #include "../../common/base/error.h"
 #include "../../common/base/print.h"
@@ -71,6 +72,12 @@ static int uneven(const Model *m, const Grid *g)
     return (chunks - m->layers % chunks) % chunks;
 }
 
+static bool can_interleave(const Query *q, const Grid *g)
+{
+    return g->chunks == 1 || (frameworks[q->cluster.framework].interleaves && g->pp > 1 && g->accumulate % g->pp == 0
+                              && uneven(&q->model, g) <= (q->model.layers % g->pp ? MOST_UNEVEN : 0));
+}
+
 /* "0, 2, 3": the ZeRO stages that a framework has. */
 static const char *stages_text(const Traits *f)
 {
@@ -119,21 +126,25 @@ const char *grid_error(const Query *q, const Grid *g)
                            "shard over, without experts", g->replicate, g->dp);
     if (g->recompute == SELECTIVE_RECOMPUTATION && !f->interleaves)
         return format_text("recompute selective: expected none or full, which %s has", f->command);
-    if (g->chunks > 1 && (!f->interleaves || g->pp == 1 || g->accumulate % g->pp
-                          || uneven(m, g) > (m->layers % g->pp ? MOST_UNEVEN : 0)))
+    if (!can_interleave(q, g))
         return format_text("chunks %d: expected 1, or in a pipeline of %s such that pp x chunks divides the %d layers "
                            "(if pp does not, up to %d more), and pp the micro-batches", g->chunks, f->command,
                            m->layers, MOST_UNEVEN);
     return NULL;
 }
 
+static void add_time(const Query *q, Candidate *c)
+{
+    c->time = grid_time(&q->model, &c->grid, &q->cluster, &q->hardware, &q->constants, NULL);
+    c->tokens = grid_tokens(&q->model, &c->grid) / c->time.total / q->cluster.gpus;
+    c->mfu = c->tokens * model_flops(&q->model) / q->hardware.peak;
+}
+
 Candidate candidate_of(const Query *q, const Grid *g)
 {
     Candidate c = {.grid = *g, .memory = grid_memory(&q->model, g, &q->cluster)};
 
-    c.time = grid_time(&q->model, g, &q->cluster, &q->hardware, &q->constants, NULL);
-    c.tokens = grid_tokens(&q->model, g) / c.time.total / q->cluster.gpus;
-    c.mfu = c.tokens * model_flops(&q->model) / q->hardware.peak;
+    add_time(q, &c);
     return c;
 }
 
@@ -145,13 +156,28 @@ static bool allowed(const Query *q, const Grid *g)
     return true;
 }
 
+/* On a terminal a search of seconds shows that it goes on. The next such text takes the place of this one. */
+enum { SHOWN_EVERY = 1 << 17 };
+static void show_progress(const char *text)
+{
+    if (isatty(STDERR_FILENO))
+        fprintf(stderr, "\r\033[K%s", text), fflush(stderr);
+}
+
 static void add_candidate(const Query *q, const Grid *g, Candidates *c)
 {
     if ((c->count & (c->count + 1)) == 0)               /* 0, 1, 3, 7, ...: the array is full */
         c->all = realloc(c->all, (2 * (size_t)c->count + 1) * sizeof *c->all);
     if (!c->all)
         fail("no memory for %d grids", c->count);
-    c->all[c->count++] = candidate_of(q, g);
+    if (c->count && c->count % SHOWN_EVERY == 0)
+        show_progress(format_text("%s grids", number_text(c->count)));
+    Candidate *new = &c->all[c->count++];
+    *new = (Candidate){.grid = *g, .memory = grid_memory(&q->model, g, &q->cluster)};
+    if (fits(q, &new->memory)) {
+        add_time(q, new);
+        c->fitting++;
+    }
 }
 
 /* Every possible grid with the ranks and micro-batches of `g`. */
@@ -165,12 +191,17 @@ static void add_variants(const Query *q, Grid g, Candidates *c)
     const int nodes = fmax(1, g.tp * g.cp * g.dp / q->cluster.per_node), step = any ? 1 : fmax(1, nodes - 1);
 
     for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++)
-        for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0) && ranks % g.ep == 0; g.zero++)
-            for (g.chunks = 1; g.chunks <= chunks; g.chunks++)
-                for (g.recompute = NO_RECOMPUTATION; g.recompute <= FULL_RECOMPUTATION; g.recompute++)
-                    for (g.replicate = 1; g.replicate <= (any ? g.dp : nodes); g.replicate += step)
-                        if (allowed(q, &g) && !grid_error(q, &g))
-                            add_candidate(q, &g, c);
+        for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0); g.zero++) {
+            Grid v = g;
+            if (ranks % g.ep || grid_error(q, &g))      /* no matter which other sizes follow */
+                continue;
+            for (v.chunks = 1; v.chunks <= chunks; v.chunks++)
+                for (v.recompute = NO_RECOMPUTATION; v.recompute <= FULL_RECOMPUTATION && can_interleave(q, &v);
+                     v.recompute++)
+                    for (v.replicate = 1; v.replicate <= (v.zero < 2 ? 1 : any ? g.dp : nodes); v.replicate += step)
+                        if (allowed(q, &v) && !grid_error(q, &v))
+                            add_candidate(q, &v, c);
+        }
 }
 
 static double limit;                /* bytes that fit, for better() */
@@ -187,6 +218,16 @@ static int better(const void *a, const void *b)
         return p < r ? -1 : 1;
     const int64_t s = (int64_t)x->grid.tp * x->grid.cp * x->grid.pp, t = (int64_t)y->grid.tp * y->grid.cp * y->grid.pp;
     return s != t ? (s > t) - (s < t) : (x->memory.total > y->memory.total) - (x->memory.total < y->memory.total);
+}
+
+static Candidates sorted(const Query *q)
+{
+    const Candidates c = candidates(q);
+
+    limit = memory_limit(&q->cluster) * q->hardware.memory;
+    if (c.count)
+        qsort(c.all, c.count, sizeof *c.all, better);
+    return c;
 }
 
 /* Sizes that are 0 follow from the others, from GPUs and batch; without them they are 1. */
@@ -207,7 +248,7 @@ static _Noreturn void fail_without_grid(const Query *q)
     Grid g = smallest;
 
     memset(free.limits, 0, sizeof free.limits);
-    const Candidates c = candidates(&free);
+    const Candidates c = sorted(&free);
     for (int d = 0; d < DIMENSIONS; d++)
         if (q->limits[d].given)
             *size_of(&g, d) = fmax(q->limits[d].least, grid_size(&g, d));
@@ -244,7 +285,7 @@ static const char *room_elsewhere(const Query *q)
         other.cluster.gpus *= times;
         other.cluster.gpus -= other.cluster.gpus > node ? other.cluster.gpus % node : 0;
     }
-    const Candidates c = candidates(&other);
+    const Candidates c = sorted(&other);
     if (!c.fitting)
         return "nor does one fit on 256 times as many GPUs";
     const char *fastest = grid_text(&c.all[0].grid, NULL);
@@ -285,17 +326,14 @@ Candidates candidates(const Query *q)
                     if (!grid_error(q, &g))
                         add_variants(q, g, &c);
                 }
-    limit = memory_limit(&q->cluster) * q->hardware.memory;
-    if (c.count)
-        qsort(c.all, c.count, sizeof *c.all, better);
-    while (c.fitting < c.count && fits(q, &c.all[c.fitting].memory))
-        c.fitting++;
+    if (c.count > SHOWN_EVERY)
+        show_progress("");
     return c;
 }
 
 Candidates search(const Query *q)
 {
-    const Candidates c = candidates(q);
+    const Candidates c = sorted(q);
 
     if (!c.count)
         fail_without_grid(q);

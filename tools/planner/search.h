@@ -7,7 +7,7 @@
 typedef struct {
     Grid grid;
     Memory memory;
-    Time time;
+    Time time;                      /* of a grid that does not fit: 0, as are tokens and mfu */
     double tokens, mfu;             /* tokens/s per GPU; fraction of the peak, without recomputed FLOPs */
 } Candidate;
 
@@ -41,13 +41,13 @@ typedef struct {                    /* the input of a plan */
 /* NULL if a grid is possible; else why not, in one line: the values, and what is expected (a format_text). */
 const char *grid_error(const Query *q, const Grid *g);
 
-Candidate candidate_of(const Query *q, const Grid *g);
+Candidate candidate_of(const Query *q, const Grid *g);      /* with its time, whether it fits or not */
 bool fits(const Query *q, const Memory *m);
 
-/* All candidates; possibly none, and none that fit. The caller frees c.all. */
+/* All candidates, in any order; possibly none, and none that fit. The caller frees c.all. */
 Candidates candidates(const Query *q);
 
-/* The same, but fails if no grid is possible, or none fits, and names what would be. */
+/* The same in order, but fails if no grid is possible, or none fits, and names what would be. */
 Candidates search(const Query *q);
 
 /* The fastest candidate that fits and differs from the best in `d`, in no other technique; NULL: none. */
