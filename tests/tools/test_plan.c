@@ -524,6 +524,27 @@ static void machines_are_read_by_names(void **state)
     result_free(r[1]);
 }
 
+/* A job takes as many GPUs of each rack, but torchrun counts those of a tray. A GPU has an adapter of its own. */
+static void racks_are_divided_evenly(void **state)
+{
+    static const char *const grid = "--model llama3-8b --gpus 144 --batch 9M --explain tp=1,dp=144,zero=3";
+
+    expect(run(PLAN "--model llama3-8b --hardware gb200 --gpus 256 --batch 4M"), 0,
+           "256 x gb200 in nodes of 64 (of racks of 72)|in 175.8 GiB|torchrun --nnodes 64 --nproc-per-node 4");
+    expect(run(PLAN "--model llama3-8b --hardware gb300 --gpus 64"), 0, "64 x gb300 in nodes of 64;|in 263.6 GiB");
+    expect(run(PLAN "--model llama3-8b --hardware b300 --gpus 64"), 0, "in nodes of 8;|in 255.2 GiB|--nnodes 8 ");
+    expect(run(PLAN "--model llama3-8b --hardware MI300X --gpus 64"), 0, "in nodes of 8;|in 182.1 GiB");
+    for (int node = 18; node <= 36; node *= 2) {
+        Result rack = run(PLAN "%s --hardware gb200 --per-node %d", grid, node);
+        Result same = run(PLAN "%s --hardware 2450,185,8000,900,%d --per-node %d", grid, 50 * node, node);
+        assert_int_equal(rack.status, 0);
+        *strstr(rack.out, "4. Run it.") = *strstr(same.out, "4. Run it.") = 0;
+        assert_string_equal(strstr(rack.out, "\na step: "), strstr(same.out, "\na step: "));
+        result_free(rack);
+        result_free(same);
+    }
+}
+
 static void large_plans_are_fast(void **state)
 {
     expect(run("sh -c 'ulimit -t 2; exec " PLAN "--model 70b --gpus 512 --batch 4194304'"), 0,        /* CPU seconds */
@@ -541,7 +562,10 @@ static void errors_name_valid_values(void **state)
         {2, "--gpus 60", "expected up to 8, or a multiple of --per-node 8, such as 56 or 64"},
         {2, "--batch 1000", "expected at least the 4096 tokens of a sequence"},
         {1, "--gpus 37 --per-node 37", "dp 37 x micro-batch 1 x accumulate 6: expected the batch of 256 sequences"},
-        {2, "--hardware h300", "expected one of rtx4090|l40s|a100-40gb|a100|h100|h100-96gb|h800|h200|b200, or five"},
+        {2, "--hardware h300", "expected one of rtx4090|l40s|a100-40gb|a100|h100|h100-96gb|h800|h200|b200|"
+             "gb200|b300|gb300|mi300x, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S"},
+        {2, "--hardware 989,80", "such as 989,79.6,3350,450,400, with --per-node unless a node has 8 GPUs"},
+        {2, "--hardware gb200 --gpus 74", "expected up to 72, or a multiple of --per-node 4, such as 72 or 76"},
         {2, "--model 9b", "expected one of 1b|3b|8b|80b|llama3-8b|"},
         {2, "--tp 4..2", "expected a number or a bound, like 4, \"<=4\", \">=2\" or 2..8, got '4..2'"},
         {1, "--tp 3", "restrictions given (tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks"},
@@ -608,6 +632,7 @@ int main(void)
         cmocka_unit_test(models_have_their_published_sizes),
         cmocka_unit_test(config_files_have_their_parameters),
         cmocka_unit_test(machines_are_read_by_names),
+        cmocka_unit_test(racks_are_divided_evenly),
         cmocka_unit_test(large_plans_are_fast),
         cmocka_unit_test(errors_name_valid_values),
     };

@@ -36,10 +36,15 @@ static void lacks(bool it, const char *what)
         printf("\n     lacks %s", what);
 }
 
+static int host(const Query *q)                         /* its GPUs */
+{
+    return q->hardware.domain ? TRAY : q->cluster.per_node;
+}
+
 /* "torchrun --nnodes 8 --nproc-per-node 8": on each node, with the address of the first. */
 static void launcher(const Query *q)
 {
-    const int gpus = q->cluster.gpus, node = q->cluster.per_node;
+    const int gpus = q->cluster.gpus, node = host(q);
 
     word(true, "torchrun --nnodes %d --nproc-per-node %d", gpus > node ? gpus / node : 1, gpus > node ? node : gpus);
     word(gpus > node, "--rdzv-backend c10d --rdzv-endpoint $HOST:29500");
@@ -57,7 +62,7 @@ static void print_09(const Query *q, const Grid *g)
     const char *program = m->experts ? "11_five_dimensions" : "09_combined";
     column = printf("   %s:", program);
     word(true, "mpiexec -n %d", q->cluster.gpus);
-    word(q->cluster.gpus > q->cluster.per_node, "-ppn %d -hosts $HOSTS", q->cluster.per_node);
+    word(q->cluster.gpus > host(q), "-ppn %d -hosts $HOSTS", host(q));
     word(true, "build/cuda/%s --layers %d", program, m->layers);
     word(true, "--hidden %d --heads %d", m->hidden, m->heads);
     word(true, "--vocab %d --seq %d", m->vocab, m->seq);

@@ -27,11 +27,12 @@ typedef struct {
 
 typedef struct {
     const char *name;
-    double peak;                    /* bf16 FLOP/s per GPU, dense */
+    double peak, peak8;             /* FLOP/s per GPU, dense: in bf16; in fp8, 0: it has none */
     double memory;                  /* bytes per GPU that a program can allocate */
     double bandwidth;               /* bytes/s of that memory; INFINITY: memory traffic takes no time */
     double nvlink;                  /* bytes/s that a GPU sends inside its node */
-    double network;                 /* bytes/s that a node sends to others */
+    double network;                 /* bytes/s that a node sends to others; of racks: that `domain` GPUs send */
+    int domain;                     /* GPUs of a rack that NVLink joins; 0: nodes, whose GPUs a Cluster counts */
     double latency;                 /* seconds per transfer between two GPUs, beside those in Constants */
     bool measured, gpu;             /* by 00_collectives: rates that are reached; whether it is a GPU */
 } Hardware;
@@ -63,6 +64,7 @@ typedef struct {
     int loss_rows;                  /* rows whose logits exist at once, of 09 and 11 */
 } Cluster;
 enum { CPU_LOSS_ROWS = 256, GPU_LOSS_ROWS = 8192 };
+enum { NODE = 8, TRAY = 4 };        /* GPUs per host: usually; in a rack */
 
 /* What only measurements can give: fitted to published runs (profiles.c, runs.c), or exact for --pretend. */
 typedef struct {

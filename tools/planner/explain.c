@@ -34,7 +34,7 @@ static const char *count_text(double parameters)
 void print_query(const Query *q)
 {
     const Model *m = &q->model;
-    const int gpus = q->cluster.gpus, per_node = q->cluster.per_node;
+    const int gpus = q->cluster.gpus, per_node = q->cluster.per_node, rack = q->hardware.domain;
 
     printf("%s: %s parameters (%d layers, hidden %d, %d heads", m->name, count_text(model_parameters(m)), m->layers,
            m->hidden, m->heads);
@@ -55,9 +55,9 @@ void print_query(const Query *q)
         printf("(%s of the %s; Llama 3's is --model %s)\n", m->name, m->in_09 ? "programs" : "playbook", llama.name);
     if (m->experts)
         printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
-    printf("GPUs: %d x %s in nodes of %d; tokens per step: %s = %s x %s\n", gpus, q->hardware.name,
-           gpus < per_node ? gpus : per_node, number_text((int64_t)q->sequences * m->seq), number_text(q->sequences),
-           number_text(m->seq));
+    printf("GPUs: %d x %s in nodes of %d%s; tokens per step: %s = %s x %s\n", gpus, q->hardware.name,
+           gpus < per_node ? gpus : per_node, per_node < rack ? format_text(" (of racks of %d)", rack) : "",
+           number_text((int64_t)q->sequences * m->seq), number_text(q->sequences), number_text(m->seq));
 }
 
 static int kind_of(const Grid *g)                       /* which techniques it has */

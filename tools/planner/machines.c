@@ -11,19 +11,26 @@
 #include "../../common/base/options.h"
 #include "../../common/base/print.h"
 
-/* From NVIDIA's datasheets: dense bf16 FLOP/s; bytes that a program can allocate, and their bytes/s; bytes/s to a GPU
- * of the node, one way (NVLink, or PCIe 4.0 x16), and of the node's adapters. */
+/* From datasheets: dense FLOP/s in bf16 and fp8; bytes that a program can allocate, and their bytes/s; bytes/s to a GPU
+ * of the node, one way (NVLink, or PCIe 4.0 x16), and of the node's adapters. Peaks of Blackwell are those by which
+ * NVIDIA computes MFU (NVIDIA/dgxc-benchmarking 841f546, README); the memory of b300, gb200 and gb300 is what
+ * nvidia-smi reports. A rack, of which 72 is the domain, has an adapter per GPU. */
 static const Hardware table[] = {
-    {"rtx4090", 165.2e12, 23.6 * GiB, 1.008e12, 32e9, 12.5e9},          /* Ada whitepaper; network assumed: 100 Gb/s */
-    {"l40s", 362.05e12, 44.4 * GiB, 864e9, 32e9, 50e9},                 /* network assumed: 2 x 200 Gb/s */
-    {"a100-40gb", 312e12, 39.4 * GiB, 1.555e12, 300e9, 200e9},          /* SXM; DGX A100: 8 x 200 Gb/s */
-    {"a100", 312e12, 79.2 * GiB, 2.039e12, 300e9, 200e9},               /* 80GB SXM; likewise */
-    {"h100", 989.4e12, 79.6 * GiB, 3.35e12, 450e9, 400e9},              /* SXM; DGX H100, AWS p5: 3,200 Gb/s */
-    {"h100-96gb", 835e12, 94 * GiB, 2.4e12, 450e9, 400e9},      /* torchtitan's of 2024-12: HBM2e, limited to 500 W; its
-                                                                 * peak isn't published: that of H100 NVL */
-    {"h800", 989.4e12, 79.6 * GiB, 3.35e12, 200e9, 400e9},              /* SXM */
-    {"h200", 989.4e12, 140.4 * GiB, 4.8e12, 450e9, 400e9},              /* SXM; DGX H200: 8 x 400 Gb/s */
-    {"b200", 2250e12, 179.0 * GiB, 8e12, 900e9, 400e9},                 /* an eighth of a DGX B200; 8 x 400 Gb/s */
+    {"rtx4090", 165.2e12, 330.3e12, 23.6 * GiB, 1.008e12, 32e9, 12.5e9},        /* Ada whitepaper; network assumed */
+    {"l40s", 362.05e12, 733e12, 44.4 * GiB, 864e9, 32e9, 50e9},         /* network assumed: 2 x 200 Gb/s */
+    {"a100-40gb", 312e12, 0, 39.4 * GiB, 1.555e12, 300e9, 200e9},       /* SXM; DGX A100: 8 x 200 Gb/s */
+    {"a100", 312e12, 0, 79.2 * GiB, 2.039e12, 300e9, 200e9},            /* 80GB SXM; likewise */
+    {"h100", 989.4e12, 1978.9e12, 79.6 * GiB, 3.35e12, 450e9, 400e9},   /* SXM; DGX H100, AWS p5: 3,200 Gb/s */
+    {"h100-96gb", 835e12, 1670e12, 94 * GiB, 2.4e12, 450e9, 400e9},     /* torchtitan's of 2024-12: HBM2e, limited to
+                                                                 * 500 W; its peak isn't published: that of H100 NVL */
+    {"h800", 989.4e12, 1978.9e12, 79.6 * GiB, 3.35e12, 200e9, 400e9},   /* SXM */
+    {"h200", 989.4e12, 1978.9e12, 140.4 * GiB, 4.8e12, 450e9, 400e9},   /* SXM; DGX H200: 8 x 400 Gb/s */
+    {"b200", 2250e12, 4500e12, 179.0 * GiB, 8e12, 900e9, 400e9},        /* an eighth of a DGX B200; 8 x 400 Gb/s */
+    {"gb200", 2450e12, 4900e12, 185.0 * GiB, 8e12, 900e9, 72 * 50e9, 72},       /* DGX GB200: ConnectX-7, 400 Gb/s */
+    {"b300", 2250e12, 4500e12, 268.6 * GiB, 8e12, 900e9, 800e9},        /* DGX B300: 8 x ConnectX-8, 800 Gb/s */
+    {"gb300", 2450e12, 4900e12, 277.5 * GiB, 8e12, 900e9, 72 * 100e9, 72},      /* DGX GB300: ConnectX-8 */
+    {"mi300x", 1307.4e12, 2614.9e12, 191.7 * GiB, 5.3e12, 448e9, 400e9},        /* 7 links of 64 GB/s, one per peer, all
+                                                                 * of which a ring of 8 can use; 8 x 400 Gb/s */
 };
 enum { KINDS = sizeof table / sizeof *table };
 
@@ -67,9 +74,10 @@ Hardware hardware_named(const char *text)
         return *known;
     if (!numbers(text, 5, x) || !x[4])
         fail_usage("--hardware: expected one of %s, or five numbers TFLOPS,GIB,GB/S,GB/S,GB/S (per GPU peak, memory, "
-                   "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400, or what 00_collectives "
-                   "--machine wrote, FILE.json; got '%s'", hardware_names(), text);
-    return (Hardware){text, 1e12 * x[0], GiB * x[1], 1e9 * x[2], 1e9 * x[3], 1e9 * x[4]};
+                   "memory bandwidth, NVLink; network per node), such as 989,79.6,3350,450,400, with --per-node unless "
+                   "a node has 8 GPUs, or what 00_collectives --machine wrote, FILE.json; got '%s'", hardware_names(),
+                   text);
+    return (Hardware){text, 1e12 * x[0], 2e12 * x[0], GiB * x[1], 1e9 * x[2], 1e9 * x[3], 1e9 * x[4]};
 }
 
 Hardware hardware_simulated(const char *text)
@@ -79,7 +87,7 @@ Hardware hardware_simulated(const char *text)
     if (!numbers(text, 3, x))
         fail_usage("--pretend: expected GFLOPS,GB/S,MICROSECONDS as for the programs, such as 10,0.7,100; got '%s'",
                    text);
-    return (Hardware){"--pretend", 1e9 * x[0], INFINITY, INFINITY, 1e9 * x[1], 1e9 * x[1], 1e-6 * x[2]};
+    return (Hardware){"--pretend", 1e9 * x[0], 0, INFINITY, INFINITY, 1e9 * x[1], 1e9 * x[1], .latency = 1e-6 * x[2]};
 }
 
 /* The models of the published runs: Llama's architecture; 1B and 3B tie the embedding. The number of heads is not

@@ -33,7 +33,8 @@ static void plan(void)
     if (strstr(question.model, ".json"))
         question.config = model_read(question.model);
     if (strstr(question.hardware, ".json"))
-        question.machine = hardware_read(question.hardware, question.dtype, question.per_node);
+        question.machine = hardware_read(question.hardware, question.dtype,
+                                         question.per_node ? question.per_node : NODE);
     const Query q = question_query(&question);
 
     if (question.explain && strcmp(question.explain, "best")) {

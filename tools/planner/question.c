@@ -9,7 +9,7 @@
 #include "../../common/base/print.h"
 #include "machines.h"
 
-const Question default_question = {.gpus = 64, .per_node = 8, .model = "8b", .hardware = "h100", .framework = "",
+const Question default_question = {.gpus = 64, .model = "8b", .hardware = "h100", .framework = "",
                                    .dtype = "bf16", .gated = -1, .tied = -1,};
 
 #define AT(member) offsetof(Question, member)
@@ -35,7 +35,8 @@ const QuestionOption question_options[] = {
     {"for", OPTION_TEXT, AT(framework), 0, "NAME", ": whose kernels, overlap and memory (09, or 11, for a model that "
      "it can train, else megatron)", 2, framework_names},
     {"gpus", OPTION_NUMBER, AT(gpus), 1 << 20, "N", "GPUs in total (64)", 2},
-    {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8)", 2},
+    {"per-node", OPTION_NUMBER, AT(per_node), 1 << 10, "N", "GPUs per node, joined by NVLink (8; of a rack of 72, "
+     "as many as divide --gpus)", 2},
     {"hardware", OPTION_TEXT, AT(hardware), 0, "NAME", ", or TFLOPS,GIB,GB/S,GB/S,GB/S: per GPU peak, memory, its "
      "bandwidth and NVLink, and network per node; or FILE.json, measured by 00_collectives --machine (h100)", 2,
      hardware_names},
@@ -186,7 +187,7 @@ static Model model(const Question *q)
 Query question_query(const Question *given)
 {
     Query q = {.model = model(given), .tokens = given->tokens};
-    const int seq = q.model.seq, gpus = given->gpus, node = given->per_node, bytes = given->state_bytes;
+    const int seq = q.model.seq, gpus = given->gpus, bytes = given->state_bytes;
     const bool fp32 = !strcmp(given->dtype, "fp32");
 
     if (!fp32 && strcmp(given->dtype, "bf16"))
@@ -200,14 +201,19 @@ Query question_query(const Question *given)
     if (bytes && (bytes < 16 || bytes % 2 || fp32 || (f == FOR_09 && bytes != 18)))
         fail_usage("--state-bytes: expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs, got %d",
                    bytes);
-    if (gpus > node && gpus % node && !given->pretend)
-        fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, node, node,
+    q.hardware = given->pretend ? hardware_simulated(given->pretend)
+                 : given->machine.peak ? given->machine : hardware_named(given->hardware);
+    const int rack = q.hardware.domain, most = given->per_node ? given->per_node : rack ? rack : NODE;
+    int node = most;
+    while (rack && !given->per_node && gpus > rack && gpus % node && node > TRAY)
+        node -= TRAY;                       /* a job takes whole trays, and as many GPUs of each rack */
+    if (gpus > most && gpus % node && !given->pretend)
+        fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, most, node,
                    gpus / node * node, (gpus / node + 1) * node);
+    q.hardware.network *= rack ? (double)node / rack : 1;
     if (given->batch && given->batch < seq)
         fail_usage("--batch %d: expected at least the %d tokens of a sequence", given->batch, seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
-    q.hardware = given->pretend ? hardware_simulated(given->pretend)
-                 : given->machine.peak ? given->machine : hardware_named(given->hardware);
     const bool cpu = given->pretend || (q.hardware.measured && !q.hardware.gpu);
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
                           .hides_exchange = f == FOR_MEGATRON, .stored = fp32 ? 4 : 2,
