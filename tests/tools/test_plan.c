@@ -445,6 +445,9 @@ static void models_have_their_published_sizes(void **state)
         expect(run(PLAN "--model %s %s", names[i] ? names[i] : in_temporary("config.json"), more), 0,
                "671.03 billion parameters|uses 37.55 billion parameters");
     expect(run(PLAN "--model mixtral-8x7b"), 0, "46.70 billion parameters|uses 12.88 billion");
+    expect(run(PLAN "--model Qwen3-30B-A3B"), 0, "qwen3-30b-a3b: 30.53 billion parameters|uses 3.35 billion");
+    expect(run(PLAN "--model qwen3-235b --gpus 256 --batch 4M"), 0, "qwen3-235b-a22b: 235.09 billion|uses 22.19 ");
+    expect(run(PLAN "--model gpt-oss-120b --gpus 128"), 0, "116.79 billion parameters|uses 5.71");
     expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0,
            "70.55 billion|1000 billion tokens take|GPU-hours");
     expect(run(PLAN "--model 70b --gpus 512 --batch 4M"), 0, "Llama 3's is --model llama3-70b");

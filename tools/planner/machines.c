@@ -92,7 +92,7 @@ Hardware hardware_simulated(const char *text)
 
 /* The models of the published runs: Llama's architecture; 1B and 3B tie the embedding. The number of heads is not
  * published, but 32 tensor-parallel ranks divided it in each model. Then Llama 3 (Dubey et al. 2024, table 3),
- * Mixtral (Jiang et al. 2024, table 1) and DeepSeek-V3 (its technical report, 4.2). */
+ * Mixtral (Jiang et al. 2024, table 1), DeepSeek-V3 (its technical report, 4.2), Qwen3 and gpt-oss (config.json). */
 static const Model published[] = {
     {"1b", 16, 2048, 32, 32, 8192, 131072, 4096, .gated = true, .tied = true},
     {"3b", 28, 3072, 32, 32, 8192, 131072, 4096, .gated = true, .tied = true},
@@ -104,6 +104,9 @@ static const Model published[] = {
     {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 8192, 8, 2, 14336, .gated = true},
     {"deepseek-v3", 61, 7168, 128, 128, 18432, 129280, 4096, 256, 8, 2048, .shared = 1, .dense = 3, .head_dim = 192,
      .value_dim = 128, .q_rank = 1536, .kv_rank = 512, .rope_dim = 64, .gated = true},
+    {"qwen3-30b-a3b", 48, 2048, 32, 4, 6144, 151936, 4096, 128, 8, 768, .head_dim = 128, .gated = true},
+    {"qwen3-235b-a22b", 94, 4096, 64, 4, 12288, 151936, 4096, 128, 8, 1536, .head_dim = 128, .gated = true},
+    {"gpt-oss-120b", 36, 2880, 64, 8, 2880, 201088, 4096, 128, 4, 2880, .head_dim = 64, .gated = true},
 };
 enum { MODELS = sizeof published / sizeof *published };
 
@@ -118,10 +121,11 @@ const char *model_names(void)
 
 bool model_find(Model *m, const char *name)
 {
+    const size_t n = strlen(name);
     char lower[32] = "";
 
-    for (int i = 0; i < MODELS; i++)
-        if (!strcasecmp(name, published[i].name)) {
+    for (int i = 0; i < MODELS; i++)                    /* "qwen3-235b-a22b", or without what is active */
+        if (!strncasecmp(name, published[i].name, n) && (!published[i].name[n] || published[i].name[n + 1] == 'a')) {
             *m = published[i];
             return true;
         }
