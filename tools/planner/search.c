@@ -11,6 +11,7 @@
 #include "../../common/base/print.h"
 
 enum { MAX_SEQUENCES = 128 };       /* per micro-batch */
+enum { FAR = 4096 };                /* how far possible numbers of GPUs and sequences are looked for */
 
 bool fits(const Query *q, const Memory *m)
 {
@@ -241,6 +242,37 @@ static void fill_grid(const Query *q, Grid *g)
 
 static const Grid smallest = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1, .chunks = 1, .replicate = 1};
 
+/* The number of GPUs, or of sequences per step, nearest to the query's on one side (step 1 or -1) of which a grid is
+ * possible; 0: none is near. */
+static int possible_number(const Query *q, bool sequences, int step)
+{
+    Query other = *q;
+    int *n = sequences ? &other.sequences : &other.cluster.gpus, count = 0;
+    const int start = *n, node = q->cluster.per_node, unit = q->hardware.domain ? TRAY : node;
+
+    other.limits[MICRO_BATCH] = (Range){true, 1, 1};    /* if others are possible, this is */
+    for (*n += step; *n > 0 && !count && abs(*n - start) < FAR; *n += step)
+        if (sequences || *n <= node || *n % unit == 0) {
+            const Candidates c = candidates(&other);
+            count = c.count;
+            free(c.all);
+        }
+    return count ? *n - step : 0;
+}
+
+/* "--gpus 9728 or 10240, or --batch 1024000 (250 sequences)": the nearest of which a grid is possible. */
+static const char *possible_numbers(const Query *q)
+{
+    const int fewer = possible_number(q, false, -1), more = possible_number(q, false, 1);
+    const int under = possible_number(q, true, -1), over = possible_number(q, true, 1);
+    const int batch = under && (!over || q->sequences - under <= over - q->sequences) ? under : over;
+    const char *gpus = fewer && more ? format_text("--gpus %d or %d, or ", fewer, more)
+                       : fewer || more ? format_text("--gpus %d, or ", fewer + more) : "another --gpus or ";
+
+    return batch ? format_text("%s--batch %lld (%s sequences)", gpus, (long long)batch * q->model.seq,
+                               number_text(batch)) : format_text("%sanother --batch", gpus);
+}
+
 /* No grid is possible: says why the smallest sizes that the restrictions allow are none. */
 static _Noreturn void fail_without_grid(const Query *q)
 {
@@ -253,10 +285,11 @@ static _Noreturn void fail_without_grid(const Query *q)
         if (q->limits[d].given)
             *size_of(&g, d) = fmax(q->limits[d].least, grid_size(&g, d));
     fill_grid(q, &g);
+    const char *others = c.count ? "" : possible_numbers(&free);
     const char *wrong = grid_error(q, &g);
     const char *reason = wrong ? format_text(" (%s)", wrong) : "";
     if (!c.count)
-        fail("no grid of %d ranks is possible%s; try another --gpus or --batch", q->cluster.gpus, reason);
+        fail("no grid of %d ranks is possible%s; try %s", q->cluster.gpus, reason, others);
     fail("no grid of %d ranks is possible with the restrictions given%s; of %d without them the %s is %s",
          q->cluster.gpus, reason, c.count, c.fitting ? "fastest" : "smallest", grid_text(&c.all[0].grid, NULL));
 }
@@ -315,12 +348,14 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
 Candidates candidates(const Query *q)
 {
     const int n = q->cluster.gpus;
+    const Range given = q->limits[MICRO_BATCH];
+    const int most = given.given && given.most < MAX_SEQUENCES ? given.most : MAX_SEQUENCES;
     Candidates c = {0};
 
     for (int tp = 1; tp <= n && tp <= q->model.kv_heads; tp++)
         for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
             for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= q->model.layers; pp++)
-                for (int b = 1; n / tp / cp % pp == 0 && b <= MAX_SEQUENCES; b++) {
+                for (int b = 1; n / tp / cp % pp == 0 && b <= most; b++) {
                     Grid g = {.tp = tp, .cp = cp, .pp = pp, .ep = 1, .micro_batch = b, .chunks = 1, .replicate = 1};
                     fill_grid(q, &g);
                     if (!grid_error(q, &g))
