@@ -327,6 +327,20 @@ static const char *room_elsewhere(const Query *q)
     return format_text("the fastest on --gpus %d would be %s", other.cluster.gpus, fastest);
 }
 
+/* What techniques that the planner does not have would need, about: of a grid's bytes, a fraction of each state. LoRA's
+ * adapters have less than 1% of the weights. */
+static const char *unplanned(const Cluster *c, const Memory *m)
+{
+    const double weights = m->bytes[MEM_PARAMETERS], moments = m->bytes[MEM_OPTIMIZER];
+    const double gradients = m->bytes[MEM_GRADIENTS], in_bf16 = gradients * 2 / c->gradients;
+    const double frozen = m->total - m->bytes[MEM_MASTER] - gradients - moments;
+
+    return format_text("not planned here: about %.0f with all states in bf16, %.0f with 8-bit Adam, %.0f with the "
+                       "optimizer's states on the CPU, %.0f with LoRA",
+                       (frozen + weights * (2.0 / c->stored - 1) + in_bf16 + moments / 2) / GiB,
+                       (m->total - moments * 6 / 8) / GiB, (frozen + in_bf16) / GiB, frozen / GiB);
+}
+
 /* No grid fits: names the one that needs least, and what would need less. */
 static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
 {
@@ -341,8 +355,8 @@ static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
     const char *elsewhere = room_elsewhere(q);
     const char *in_bf16 = fewer < least->memory.total ? format_text("; with --state-bytes 16 %.1f", fewer / GiB) : "";
     fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d "
-         "%.1f; %s", part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL), in_bf16,
-         shorter.model.seq, less / GiB, elsewhere);
+         "%.1f; %s; %s", part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL),
+         in_bf16, shorter.model.seq, less / GiB, elsewhere, unplanned(&q->cluster, &least->memory));
 }
 
 Candidates candidates(const Query *q)
