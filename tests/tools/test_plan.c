@@ -449,7 +449,12 @@ static void models_have_their_published_sizes(void **state)
     expect(run(PLAN "--model qwen3-235b --gpus 256 --batch 4M"), 0, "qwen3-235b-a22b: 235.09 billion|uses 22.19 ");
     expect(run(PLAN "--model gpt-oss-120b --gpus 128"), 0, "116.79 billion parameters|uses 5.71");
     expect(run(PLAN "--model LLAMA3-70B --gpus 512 --batch 4M --tokens 1T"), 0,
-           "70.55 billion|1000 billion tokens take|GPU-hours");
+           "70.55 billion|1T tokens take|GPU-hours.");
+    Result r = run(PLAN "--model llama3-8b --tokens 15T --price 2.5");
+    const double hours = count_after(r.out, "days and"), cost = count_after(r.out, "GPU-hours, which cost");
+    assert_true(hours > 1e5 && fabs(cost / hours / 2.5 - 1) < 1e-4);
+    expect(r, 0, "15T tokens take | days and | at 2.5 each.");
+    expect(run(PLAN "--model llama3-8b --tokens 300B"), 0, "300B tokens take ");
     expect(run(PLAN "--model 70b --gpus 512 --batch 4M"), 0, "Llama 3's is --model llama3-70b");
 }
 
@@ -580,6 +585,8 @@ static void errors_name_valid_values(void **state)
         {1, "--replicate 3", "(replicate 3: expected 1, or with zero 2 or 3 a divisor of dp 64"},
         {2, "--for pytorch", "expected one of 09|megatron|nanotron|torchtitan|fsdp-2023|megatron-2022, got 'pytorch'"},
         {1, "--model 70b --gpus 64 --pp 1 --tp 1", "the fastest without the restrictions given would be tp=2"},
+        {2, "--price 2.5", "--price 2.5: expected the tokens of the training with it, such as --tokens 15T"},
+        {2, "--price 0 --tokens 1T", "--price: expected a number above 0"},
         {2, "--heads 33", "expected each to be a multiple of the next"},
         {2, "--explain tp=3", "tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks, one per GPU, got 63"},
         {2, "--fit", "expected --runs FILE with them"},

@@ -147,8 +147,12 @@ void print_steps(const Query *q, const Candidates *c)
 
     if (q->tokens) {
         const double hours = q->tokens / best->tokens / 3600;
-        printf("%.4g billion tokens take %.3g days and %s GPU-hours.\n\n", q->tokens / 1e9, hours / n / 24,
-               number_text(hours));
+        const bool trillions = q->tokens >= 1e12;
+        printf("%.4g%c tokens take %.4g days and %s GPU-hours", q->tokens / (trillions ? 1e12 : 1e9),
+               trillions ? 'T' : 'B', hours / n / 24, number_text(hours));
+        if (q->price)
+            printf(", which cost %s at %g each", number_text(hours * q->price), q->price);
+        printf(".\n\n");
     }
     print_fit(q, b);
     printf("2. Reach the batch. %d sequences = micro-batch %d x accumulate %d x dp %d", q->sequences, b->micro_batch,

@@ -49,6 +49,7 @@ const QuestionOption question_options[] = {
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
     {"tokens", OPTION_FACTOR, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
      "GPU-hours", 2},
+    {"price", OPTION_FACTOR, AT(price), 1, "X", "of a GPU-hour: with --tokens, prints what the training costs", 2},
     {"tp", OPTION_RANGE, AT(limits[TP]), 0, "N", "tensor parallelism", 3},
     {"pp", OPTION_RANGE, AT(limits[PP]), 0, "N", "pipeline parallelism", 3},
     {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
@@ -186,7 +187,7 @@ static Model model(const Question *q)
 
 Query question_query(const Question *given)
 {
-    Query q = {.model = model(given), .tokens = given->tokens};
+    Query q = {.model = model(given), .tokens = given->tokens, .price = given->price};
     const int seq = q.model.seq, gpus = given->gpus, bytes = given->state_bytes;
     const bool fp32 = !strcmp(given->dtype, "fp32");
 
@@ -211,6 +212,8 @@ Query question_query(const Question *given)
         fail_usage("--gpus %d: expected up to %d, or a multiple of --per-node %d, such as %d or %d", gpus, most, node,
                    gpus / node * node, (gpus / node + 1) * node);
     q.hardware.network *= rack ? (double)node / rack : 1;
+    if (q.price && !q.tokens)
+        fail_usage("--price %g: expected the tokens of the training with it, such as --tokens 15T", q.price);
     if (given->batch && given->batch < seq)
         fail_usage("--batch %d: expected at least the %d tokens of a sequence", given->batch, seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;

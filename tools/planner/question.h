@@ -10,7 +10,7 @@
 typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, or by default */
     Model sizes;                    /* of these, options set the numbers */
     int gated, tied;
-    double capacity, tokens;
+    double capacity, tokens, price;
     int gpus, per_node, batch, state_bytes;
     const char *model, *hardware, *framework, *pretend, *dtype;
     Model config;                   /* of the file that `model` names: the front end reads it (config.h) */

@@ -34,7 +34,7 @@ typedef struct {                    /* the input of a plan */
     Hardware hardware;
     Constants constants;
     int sequences;                  /* per step, on all ranks together */
-    double tokens;                  /* of the whole training; 0: not given */
+    double tokens, price;           /* of the whole training; of a GPU-hour. 0: not given */
     Range limits[DIMENSIONS];
 } Query;
 
