@@ -147,9 +147,9 @@ void print_steps(const Query *q, const Candidates *c)
 
     if (q->tokens) {
         const double hours = q->tokens / best->tokens / 3600;
-        const bool trillions = q->tokens >= 1e12;
-        printf("%.4g%c tokens take %.4g days and %s GPU-hours", q->tokens / (trillions ? 1e12 : 1e9),
-               trillions ? 'T' : 'B', hours / n / 24, number_text(hours));
+        const bool few = q->tokens < 1e12;
+        printf("%.4g%c tokens take %.4g days and %s GPU-hours", q->tokens / (few ? 1e9 : 1e12), few ? 'B' : 'T',
+               hours / n / 24, number_text(hours));
         if (q->price)
             printf(", which cost %s at %g each", number_text(hours * q->price), q->price);
         printf(".\n\n");

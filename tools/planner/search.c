@@ -134,18 +134,13 @@ const char *grid_error(const Query *q, const Grid *g)
     return NULL;
 }
 
-static void add_time(const Query *q, Candidate *c)
-{
-    c->time = grid_time(&q->model, &c->grid, &q->cluster, &q->hardware, &q->constants, NULL);
-    c->tokens = grid_tokens(&q->model, &c->grid) / c->time.total / q->cluster.gpus;
-    c->mfu = c->tokens * model_flops(&q->model) / q->hardware.peak;
-}
-
 Candidate candidate_of(const Query *q, const Grid *g)
 {
     Candidate c = {.grid = *g, .memory = grid_memory(&q->model, g, &q->cluster)};
 
-    add_time(q, &c);
+    c.time = grid_time(&q->model, g, &q->cluster, &q->hardware, &q->constants, NULL);
+    c.tokens = grid_tokens(&q->model, g) / c.time.total / q->cluster.gpus;
+    c.mfu = c.tokens * model_flops(&q->model) / q->hardware.peak;
     return c;
 }
 
@@ -173,12 +168,9 @@ static void add_candidate(const Query *q, const Grid *g, Candidates *c)
         fail("no memory for %d grids", c->count);
     if (c->count && c->count % SHOWN_EVERY == 0)
         show_progress(format_text("%s grids", number_text(c->count)));
-    Candidate *new = &c->all[c->count++];
-    *new = (Candidate){.grid = *g, .memory = grid_memory(&q->model, g, &q->cluster)};
-    if (fits(q, &new->memory)) {
-        add_time(q, new);
-        c->fitting++;
-    }
+    const Memory memory = grid_memory(&q->model, g, &q->cluster);
+    c->fitting += fits(q, &memory);
+    c->all[c->count++] = fits(q, &memory) ? candidate_of(q, g) : (Candidate){.grid = *g, .memory = memory};
 }
 
 /* Every possible grid with the ranks and micro-batches of `g`. */
