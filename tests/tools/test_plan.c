@@ -579,6 +579,7 @@ static void errors_name_valid_values(void **state)
         {1, "--gpus 10000", "got 10000); try --gpus 9728 or 10240, or --batch 1024000 (250 sequences)"},
         {1, "--gpus 1000 --batch 4096", "try --gpus 992 or 1024, or --batch 20480 (5 sequences)"},
         {2, "--model 9b", "expected one of 1b|3b|8b|80b|llama3-8b|"},
+        {2, "--model l", "expected one of 1b|3b|8b|80b|llama3-8b|"},
         {2, "--tp 4..2", "expected a number or a bound, like 4, \"<=4\", \">=2\" or 2..8, got '4..2'"},
         {1, "--tp 3", "restrictions given (tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks"},
         {2, "--model /nowhere/config.json", "--model /nowhere/config.json: No such file or directory"},

@@ -125,7 +125,8 @@ bool model_find(Model *m, const char *name)
     char lower[32] = "";
 
     for (int i = 0; i < MODELS; i++)                    /* "qwen3-235b-a22b", or without what is active */
-        if (!strncasecmp(name, published[i].name, n) && (!published[i].name[n] || published[i].name[n + 1] == 'a')) {
+        if (!strncasecmp(name, published[i].name, n)
+            && (!published[i].name[n] || !strncmp(published[i].name + n, "-a", 2))) {
             *m = published[i];
             return true;
         }
