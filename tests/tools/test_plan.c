@@ -358,6 +358,21 @@ static void zero_3_hides_what_published_runs_hide(void **state)
 /* 09's command runs as printed; the other programs' commands have the grid's sizes. */
 static void commands_have_the_grid(void **state)
 {
+    /* A question, what its commands have, and what they don't. */
+    static const char *const others[][3] = {
+        {"--model llama3-70b --gpus 256 --batch 4M --pp 4 --chunks 5", "--config llama3_70b|Interleaved1F1B|"
+         "layers_per_stage 4|first_stage_less_layers 0|last_stage_less_layers 0", "lacks options"},
+        {"--model llama3-70b --layers 78 --gpus 256 --batch 4M --pp 4 --chunks 5", "less_layers 1|"
+         "last_stage_less_layers 1|layers_per_stage 4|lacks options for the model's sizes", "lacks chunks"},
+        {"--model deepseek-v3 --gpus 2048 --batch 64M --hardware b200 --pp 16 --chunks 4",
+         "--module deepseek_v3 --config deepseek_v3_671b|lacks chunks without layers", "lacks options"},
+        {"--model llama3-70b --gpus 64 --pp 16 --chunks 1", "last_stage_less_layers 1", "layers_per_stage"},
+        {"--model mixtral-8x7b --gpus 64 --ep 8", "--module qwen3 --config qwen3_30b_a3b|disable_cuda_graphs|"
+         "lacks options for the model's sizes"},
+        {"--model 3b", "--module llama3 --config llama3_8b|lacks options for the model's sizes"},
+        {"--model llama3-405b --gpus 1024 --batch 4M", "--config llama3_405b|lacks bf16", "lacks options"},
+    };
+    static const char *const config = "{\"model_type\": \"qwen3_moe\", \"num_hidden_layers\": 48, \"head_dim\": 128}";
     char command[1024] = "";
 
     Result r = run(PLAN "--model tiny --gpus 4 --batch 512 --hardware 1,1,1,0.1,1 --pp 2 --dp 2");
@@ -369,6 +384,16 @@ static void commands_have_the_grid(void **state)
     run_well("%.*s" BUILD "/cpu%s --steps 1 --threads 1 --quiet", (int)(at - command), command, at + 10);
     expect(r, 0, "--tensor-model-parallel-size 1|--pipeline-model-parallel-size 2|dp: 2, tp: 1, pp: 2|"
            "--parallelism.pipeline_parallel_degree 2|lacks an MLP of two matrices");
+    for (size_t i = 0; i < sizeof others / sizeof *others; i++) {
+        Result r = run(PLAN "%s", others[i][0]);
+        if (others[i][2] && strstr(r.out, others[i][2]))
+            fail_msg("%s: it prints %s", others[i][0], others[i][2]);
+        expect(r, 0, others[i][1]);
+    }
+    write_file("config.json", config, strlen(config));
+    Result named = run(PLAN "--model %s", in_temporary("config.json"));
+    assert_null(strstr(named.out, "lacks options"));
+    expect(named, 0, "--module qwen3 --config qwen3_30b_a3b");
     expect(run(PLAN "--zero 3"), 0, "optim_grads_params|lacks ZeRO-3|reshard_after_forward always");
     expect(run("env -u MAKEFLAGS make -C " SOURCE " plan GPU=64"), 2, "GPU: no variable of make plan; it has");
 }

@@ -3,9 +3,10 @@
  *   NVIDIA/Megatron-LM d98e8a6 (August 2026): megatron/training/arguments.py, and the dataclasses whose members become
  *       options: core/model_parallel_config.py, core/transformer/transformer_config.py, training/config
  *   huggingface/nanotron 2411b02 (April 2026): src/nanotron/config, models/llama.py, models/qwen.py, optim/zero.py
- *   pytorch/torchtitan b5bcd76 (August 2026): torchtitan/trainer.py, config/configs.py,
- *       distributed/activation_checkpoint.py
+ *   pytorch/torchtitan b5bcd76 (August 2026): torchtitan/trainer.py, config/configs.py, models/.../config_registry.py,
+ *       distributed/activation_checkpoint.py, pipeline_parallel.py, parallel_dims.py
  */
+#include <math.h>
 #include <stdarg.h>
 #include <stdio.h>
 #include <string.h>
@@ -180,15 +181,55 @@ static void print_nanotron(const Query *q, const Grid *g)
     printf("\n");
 }
 
+/* torchtitan's modules and configurations, each of one model; seq: its last position. */
+static const struct {
+    const char *module;
+    bool own;                           /* a llama or a mixture with additions: for this model only */
+    Model model;
+} titans[] = {
+    {"llama3", false, {"llama3_8b", 32, 4096, 32, 8, 14336, 128256, 131072, .gated = true}},
+    {"llama3", false, {"llama3_70b", 80, 8192, 64, 8, 28672, 128256, 131072, .gated = true}},
+    {"llama3", false, {"llama3_405b", 126, 16384, 128, 8, 53248, 128256, 131072, .gated = true}},
+    {"qwen3", true, {"qwen3_0_6b", 28, 1024, 16, 8, 3072, 151936, 40960, .head_dim = 128, .gated = true, .tied = true}},
+    {"qwen3", true, {"qwen3_1_7b", 28, 2048, 16, 8, 6144, 151936, 40960, .head_dim = 128, .gated = true, .tied = true}},
+    {"qwen3", true, {"qwen3_14b", 40, 5120, 40, 8, 17408, 151936, 40960, .head_dim = 128, .gated = true}},
+    {"qwen3", true, {"qwen3_32b", 64, 5120, 64, 8, 25600, 151936, 40960, .head_dim = 128, .gated = true}},
+    {"qwen3", false, {"qwen3_30b_a3b", 48, 2048, 32, 4, 0, 151936, 40960, 128, 8, 768, .head_dim = 128, .gated = true}},
+    {"gpt_oss", true, {"gpt_oss_20b", 24, 2880, 64, 8, 0, 201088, 131072, 32, 4, 2880, 0, 0, 64, .gated = true}},
+    {"gpt_oss", true, {"gpt_oss_120b", 36, 2880, 64, 8, 0, 201088, 131072, 128, 4, 2880, 0, 0, 64, .gated = true}},
+    {"deepseek_v3", false, {"deepseek_v3_671b", 61, 7168, 128, 128, 18432, 129280, 16384, 256, 8, 2048, 1, 3, 192, 128,
+                            1536, 512, 64, .gated = true}},
+};
+
+/* 0: the same sizes; else larger, the farther the number of parameters, and larger still, if the kind is another. */
+static double distance(const Model *m, int titan)
+{
+    const Model *t = &titans[titan].model;
+    const double size = fabs(log(model_parameters(m) / model_parameters(t)));
+    const bool same = size == 0 && active_parameters(m) == active_parameters(t) && m->layers == t->layers
+                      && m->hidden == t->hidden && m->heads == t->heads && m->kv_heads == t->kv_heads;
+
+    return same ? 0 : 1 + size + 100 * (titans[titan].own + (!m->q_rank != !t->q_rank) + (!m->experts != !t->experts));
+}
+
+/* torchtitan deals out the layers, and as many more as the first and the last pipeline stage have less, in equal parts.
+ * A chunk counts as a stage; interleaved, a rank has two unless the layers of one are given. */
 static void print_torchtitan(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
-    const double size = model_parameters(m);
-    const char *config = size < 2e10 ? "llama3_8b" : size < 2e11 ? "llama3_70b" : "llama3_405b";
+    const int parts = g->pp * g->chunks, missing = (parts - m->layers % parts) % parts;
+    const int shards = g->zero ? g->dp / g->replicate : 1;
+    Stage stages[g->pp];
+    int nearest = 0;
 
+    for (int i = 1; i < (int)(sizeof titans / sizeof *titans); i++)
+        nearest = distance(m, i) < distance(m, nearest) ? i : nearest;
+    const char *module = titans[nearest].module;
+    const Model *t = &titans[nearest].model;
+    grid_stages(m, g, &(Cluster){.framework = FOR_TORCHTITAN}, stages);
     column = printf("   torchtitan:");
     launcher(q);
-    word(true, "-m torchtitan.train --module llama3 --config %s", config);
+    word(true, "-m torchtitan.train --module %s --config %s", module, t->name);
     word(true, "--training.max_context_length %d", m->seq);
     word(true, "--training.num_tokens_per_microbatch_per_dp_rank %d", g->micro_batch * m->seq);
     word(true, "--training.num_tokens_per_train_step %lld", (long long)q->sequences * m->seq);
@@ -197,17 +238,27 @@ static void print_torchtitan(const Query *q, const Grid *g)
     word(true, "--parallelism.pipeline_parallel_degree %d", g->pp);
     word(g->pp > 1, "--parallelism.pipeline_parallel_schedule %s --parallelism.num_pp_microbatches %d",
          g->chunks > 1 ? "Interleaved1F1B" : "1F1B", g->accumulate);
-    word(g->pp > 1, "--training.disable_cuda_graphs");
+    word(g->chunks > 1, "--parallelism.pipeline_parallel_layers_per_stage %d", (m->layers + missing) / parts);
+    word(g->pp > 1, "--parallelism.pipeline_parallel_first_stage_less_layers %d", g->chunks > 1 ? missing / 2 : 0);
+    word(g->pp > 1, "--parallelism.pipeline_parallel_last_stage_less_layers %d",
+         g->chunks > 1 ? missing - missing / 2 : stages[0].layers - stages[g->pp - 1].layers);
+    word(g->pp > 1 || g->ep > 1, "--training.disable_cuda_graphs");
     word(m->experts, "--parallelism.expert_parallel_degree %d", g->ep);
     word(true, "--parallelism.data_parallel_replicate_degree %d", g->zero ? g->replicate : g->dp);
-    word(true, "--parallelism.data_parallel_shard_degree %d", g->zero ? g->dp / g->replicate : 1);
+    word(true, "--parallelism.data_parallel_shard_degree %d", shards);
     word(g->zero, "--parallelism.fsdp_reshard_after_forward %s", g->zero == 3 ? "always" : "never");
-    word(true, "activation_checkpoint:%s", size_text(RECOMPUTE, g->recompute));
-    lacks(true, format_text("options for the model's sizes: a Trainer.Config function has them (%s is one)", config));
+    word(true, "activation-checkpoint:%s", size_text(RECOMPUTE, g->recompute));
+    lacks(distance(m, nearest), "options for the model's sizes: this Trainer.Config has the nearest");
+    lacks(m->seq > t->seq, format_text("positions after %d", t->seq));
+    lacks(t->layers == 126, "bf16 in this configuration, which computes in float8");
     lacks(g->zero == 1, "ZeRO-1: this is FSDP that keeps weights from forward to backward (ZeRO-2)");
     lacks(!g->zero && g->cp > 1, "ZeRO-0 with cp: FSDP shards over cp");
-    lacks(m->experts, "experts in llama3: see qwen3 and deepseek_v3");
-    lacks(!m->gated, "an MLP of two matrices in llama3");
+    lacks(shards * g->cp * g->tp % g->ep, format_text("ZeRO-0 with ep %d: ep splits shards", g->ep));
+    lacks(g->cp > 1 && !strcmp(module, "gpt_oss"), "context parallelism with varlen attention, which this module has");
+    lacks(m->kv_heads % g->tp, format_text("tp above the %d key-value heads", m->kv_heads));
+    lacks(!m->gated, "an MLP of two matrices");
+    lacks(g->pp > 1 && m->tied, "tied embeddings in a pipeline");
+    lacks(parts > m->layers + 2, "chunks without layers beside the first and the last");
     printf("\n");
 }
 
