@@ -365,10 +365,12 @@ static void commands_have_the_grid(void **state)
         {"--model llama3-70b --layers 78 --gpus 256 --batch 4M --pp 4 --chunks 5", "less_layers 1|"
          "last_stage_less_layers 1|layers_per_stage 4|lacks options for the model's sizes", "lacks chunks"},
         {"--model deepseek-v3 --gpus 2048 --batch 64M --hardware b200 --pp 16 --chunks 4",
-         "--module deepseek_v3 --config deepseek_v3_671b|lacks chunks without layers", "lacks options"},
+         "--module deepseek_v3 --config deepseek_v3_671b|lacks chunks without layers|lacks latent attention|"
+         "shared_expert_intermediate_size: 2048|layers: [3, 4, 5,|59,\n        60]}}}|--moe-router-dtype fp32",
+         "lacks options"},
         {"--model llama3-70b --gpus 64 --pp 16 --chunks 1", "last_stage_less_layers 1", "layers_per_stage"},
         {"--model mixtral-8x7b --gpus 64 --ep 8", "--module qwen3 --config qwen3_30b_a3b|disable_cuda_graphs|"
-         "lacks options for the model's sizes"},
+         "lacks options for the model's sizes|lacks expert parallelism", "the file"},
         {"--model 3b", "--module llama3 --config llama3_8b|lacks options for the model's sizes"},
         {"--model llama3-405b --gpus 1024 --batch 4M", "--config llama3_405b|lacks bf16", "lacks options"},
     };
@@ -393,7 +395,7 @@ static void commands_have_the_grid(void **state)
     write_file("config.json", config, strlen(config));
     Result named = run(PLAN "--model %s", in_temporary("config.json"));
     assert_null(strstr(named.out, "lacks options"));
-    expect(named, 0, "--module qwen3 --config qwen3_30b_a3b");
+    expect(named, 0, "--module qwen3 --config qwen3_30b_a3b|lacks what the file says|lacks heads of another width");
     expect(run(PLAN "--zero 3"), 0, "optim_grads_params|lacks ZeRO-3|reshard_after_forward always");
     expect(run("env -u MAKEFLAGS make -C " SOURCE " plan GPU=64"), 2, "GPU: no variable of make plan; it has");
 }

@@ -87,7 +87,7 @@ static void print_megatron(const Query *q, const Grid *g)
     while (first < g->pp - 1 && stages[first].layers == stages[0].layers)
         first++;
     const bool accounts = g->chunks > 1 && !even && (m->layers + 2) % (g->pp * g->chunks) == 0;
-    const bool last = g->chunks == 1 && !even && first == g->pp - 1;
+    const bool last = g->chunks == 1 && !even && first == g->pp - 1, deepep = g->ep > q->cluster.per_node;
     column = printf("   Megatron-LM:");
     word(g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster), "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
@@ -103,7 +103,8 @@ static void print_megatron(const Query *q, const Grid *g)
     word(m->experts, "--num-experts %d --moe-ffn-hidden-size %d", m->experts, m->expert_width);
     word(m->experts, "--moe-router-topk %d --moe-grouped-gemm", m->top_k);
     word(m->experts, "--moe-token-dispatcher-type %s",
-         g->ep > q->cluster.per_node ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall");
+         deepep ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall");
+    word(deepep || m->experts >= 32, "--moe-router-dtype fp32");        /* else it warns */
     word(m->experts && m->capacity > 1, "--moe-expert-capacity-factor %g", m->capacity);
     word(m->shared, "--moe-shared-expert-intermediate-size %d", m->shared * m->expert_width);
     word(m->dense, "--moe-layer-freq \"[0]*%d+[1]*%d\"", m->dense, m->layers - m->dense);
@@ -133,6 +134,8 @@ static void print_megatron(const Query *q, const Grid *g)
     word(g->recompute == SELECTIVE_RECOMPUTATION, "--recompute-modules layernorm%s%s", m->experts ? " moe_act" : "",
          m->q_rank ? " mla_up_proj" : "");
     lacks(!even && !accounts && !last, "these pipeline stages by an option: see --pipeline-model-parallel-layout");
+    lacks(strstr(m->name, ".json"), format_text("what the file says about norms of q and k, biases, windows and RoPE%s",
+                                                m->experts ? ", and how it routes tokens" : ""));
     lacks(g->zero >= 2 && g->tp * g->cp > 1, "one CUDA_DEVICE_MAX_CONNECTIONS for both: FSDP needs it unset, tp and cp "
           "prefer 1");
     printf("\n");
@@ -151,9 +154,14 @@ static void print_nanotron_model(const Query *q, const Grid *g)
            m->layers, m->hidden, m->mlp, m->heads);
     printf("        num_key_value_heads: %d, vocab_size: %d, tie_word_embeddings: %s", m->kv_heads, m->vocab, tied);
     if (m->experts)
-        printf(",\n        moe_config: {num_experts: %d, top_k: %d, moe_intermediate_size: %d}", m->experts, m->top_k,
+        printf(",\n        moe_config: {num_experts: %d, top_k: %d, moe_intermediate_size: %d", m->experts, m->top_k,
                m->expert_width);
-    printf("}}");
+    if (m->shared)
+        printf(",\n        enable_shared_expert: true, shared_expert_intermediate_size: %d",
+               m->shared * m->expert_width);
+    for (int i = m->dense; m->dense && i < m->layers; i++)      /* the blocks that have experts */
+        printf("%s%d", i == m->dense ? ",\n        layers: [" : i % 20 ? ", " : ",\n        ", i);
+    printf("%s%s}}", m->dense ? "]" : "", m->experts ? "}" : "");
 }
 
 static void print_nanotron(const Query *q, const Grid *g)
@@ -176,6 +184,11 @@ static void print_nanotron(const Query *q, const Grid *g)
     lacks(!m->gated, "an MLP of two matrices: its models are gated");
     lacks(g->cp > 1, "context parallelism: NotImplementedError");
     lacks(m->experts, "experts in its Llama model; Qwen2 has them");
+    lacks(g->ep > 1, "expert parallelism: with ep above 1 it cannot make its groups");
+    lacks(m->shared, "shared experts without a gate");
+    lacks(m->q_rank, "latent attention");
+    lacks(m->head_dim && m->head_dim * m->heads != m->hidden, "heads of another width than hidden / heads");
+    lacks(m->kv_heads % g->tp, format_text("tp above the %d key-value heads", m->kv_heads));
     lacks(g->chunks > 1, "interleaved pipelines");
     lacks(g->recompute == SELECTIVE_RECOMPUTATION, "selective recomputation");
     printf("\n");
