@@ -323,6 +323,29 @@ static void six_answers_by_hand(void **state)
     }
 }
 
+/* Bytes by hand of what ranks of tp and etp share: with two heads of keys and tp 4, each rank saves one head. */
+static void shares_by_hand(void **state)
+{
+    static const double h = 4096, f = 14336, v = 128256, tokens = 8192;
+    static const struct {
+        const char *question;
+        double parameters, activations;
+    } cases[] = {
+        {"--model llama3-8b --kv-heads 2 --gpus 4 --batch 8192 --explain tp=4",
+         2 * (32 * (2 * h * h * (1 + 2 / 32.0) + 3 * h * f + 2 * h) + 2 * h * v + h) / 4,
+         tokens * (32 * (8 * h + 2 * h * (2 + 2 * 4 / 32.0) + 6 * f) + 6 * v) / 4},
+    };
+
+    for (size_t i = 0; i < sizeof cases / sizeof *cases; i++) {
+        Result r = run(PLAN "%s", cases[i].question);
+        const double parameters = count_after(r.out, "\n  parameters"), saved = count_after(r.out, "\n  activations");
+        if (!(fabs(parameters - cases[i].parameters) <= 1 && fabs(saved - cases[i].activations) <= 1))
+            fail_msg("%s: %.0f and %.0f bytes, by hand %.0f and %.0f", cases[i].question, parameters, saved,
+                     cases[i].parameters, cases[i].activations);
+        result_free(r);
+    }
+}
+
 /* How much slower published runs of FSDP become on more GPUs, in percent of the series' first: predicted within 4. */
 static void zero_3_hides_what_published_runs_hide(void **state)
 {
@@ -371,6 +394,8 @@ static void commands_have_the_grid(void **state)
         {"--model llama3-70b --gpus 64 --pp 16 --chunks 1", "last_stage_less_layers 1", "layers_per_stage"},
         {"--model mixtral-8x7b --gpus 64 --ep 8", "--module qwen3 --config qwen3_30b_a3b|disable_cuda_graphs|"
          "lacks options for the model's sizes|lacks expert parallelism", "the file"},
+        {"--model llama3-8b --kv-heads 2 --tp 4 --gpus 8", "--num-query-groups 2|--tensor-model-parallel-size 4|"
+         "lacks tp above the 2 key-value heads"},
         {"--model 3b", "--module llama3 --config llama3_8b|lacks options for the model's sizes"},
         {"--model llama3-405b --gpus 1024 --batch 4M", "--config llama3_405b|lacks bf16", "lacks options"},
     };
@@ -609,6 +634,8 @@ static void errors_name_valid_values(void **state)
         {2, "--model l", "expected one of 1b|3b|8b|80b|llama3-8b|"},
         {2, "--tp 4..2", "expected a number or a bound, like 4, \"<=4\", \">=2\" or 2..8, got '4..2'"},
         {1, "--tp 3", "restrictions given (tp 3 x cp 1 x pp 1 x dp 21: expected 64 ranks"},
+        {1, "--model llama3-8b --for torchtitan --tp 16", "(tp 16: expected a divisor of the 8 key-value heads: "},
+        {1, "--model llama3-8b --kv-heads 4 --tp 6 --gpus 6", " 4, or a multiple that divides the 32 heads"},
         {2, "--model /nowhere/config.json", "--model /nowhere/config.json: No such file or directory"},
         {1, "--replicate 3", "(replicate 3: expected 1, or with zero 2 or 3 a divisor of dp 64"},
         {2, "--for pytorch", "expected one of 09|megatron|nanotron|torchtitan|fsdp-2023|megatron-2022, got 'pytorch'"},
@@ -668,6 +695,7 @@ int main(void)
         cmocka_unit_test(times_are_the_programs),
         cmocka_unit_test(sixty_questions_keep_their_answers),
         cmocka_unit_test(six_answers_by_hand),
+        cmocka_unit_test(shares_by_hand),
         cmocka_unit_test(zero_3_hides_what_published_runs_hide),
         cmocka_unit_test(commands_have_the_grid),
         cmocka_unit_test(options_are_those_of_the_sources),

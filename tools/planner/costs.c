@@ -209,16 +209,22 @@ static double up_projections(const Model *m)
     return m->q_rank ? m->q_rank * q + m->kv_rank * (q - (double)m->heads * m->rope_dim + value_width(m)) : 0;
 }
 
+/* Heads of keys and values on all t ranks together: each has one at least, even if there are fewer (Megatron-LM). */
+static double key_heads(const Model *m, const Grid *g)
+{
+    return fmax(m->kv_heads, g->tp);
+}
+
 /* Bytes that a block saves for backward, per token. nanotron: 34h + 6f. The others fuse norms, activations and
  * attention: in bf16 the inputs of two norms and of the matmuls behind them; q, k, v and attention's output; of the MLP
  * gate, up and down's input; a slot of an expert also has an input of its own (they weigh the slots before its last
  * matmul). Recomputed selectively: without the outputs of norms and activations, and of latent attention without q, k
  * and v, only their lower rank. Recomputed: the block's input. */
-static double saved_bytes(const Model *m, const Cluster *c, int recompute)
+static double saved_bytes(const Model *m, const Grid *g, const Cluster *c, int recompute)
 {
     const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0, inner = recompute ? 2 : 3;
     const double width = m->experts ? (slots + m->shared) * m->expert_width : m->mlp;
-    const double q = query_width(m), v = value_width(m), keys = m->q_rank ? 1 : (double)m->kv_heads / m->heads;
+    const double q = query_width(m), v = value_width(m), keys = m->q_rank ? 1 : key_heads(m, g) / m->heads;
     const double qkv = m->q_rank && recompute ? m->q_rank + m->kv_rank + m->rope_dim : q + keys * (q + v);
 
     if (recompute == FULL_RECOMPUTATION)
@@ -251,8 +257,9 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
 {
     const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), kept = in_flight(g, c, i) * s->layers;
     const double gathers = c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0;
-    const double saved = kept * (saved_bytes(m, c, g->recompute) / t + (g->recompute ? 0 : gathers))
-                         + (g->recompute == FULL_RECOMPUTATION ? saved_bytes(m, c, NO_RECOMPUTATION) / t + gathers : 0);
+    const double block = saved_bytes(m, g, c, NO_RECOMPUTATION) / t + gathers;
+    const double saved = kept * (saved_bytes(m, g, c, g->recompute) / t + (g->recompute ? 0 : gathers))
+                         + (g->recompute == FULL_RECOMPUTATION ? block : 0);
     const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
     const double logits = s->heads * 6.0 * m->vocab / t / (c->framework == FOR_TORCHTITAN ? 8 : 1);
     const double gathered = g->zero == 3 ? block_parameters(m) - expert_parameters(m) * (1 - 1.0 / g->ep) : 0;
@@ -340,7 +347,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
  * and V arrive one step ahead. Gradients follow one step behind, and nothing hides their last hop. */
 static double ring_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
-    const double rows = local_tokens(m, g), elements = 2 * rows * query_width(m) * m->kv_heads / m->heads / g->tp;
+    const double rows = local_tokens(m, g), elements = 2 * rows * query_width(m) * key_heads(m, g) / m->heads / g->tp;
     const double link = g->tp * g->cp <= c->per_node ? h->nvlink : h->network / c->per_node;
     const double kv = elements * c->stored / link + h->latency, d_kv = elements * FLOAT / link + h->latency;
     const double attention = attention_flops(m, rows, pass) / rate / g->cp;
@@ -372,16 +379,18 @@ static double exchange_time(const Model *m, const Grid *g, const Cluster *c, con
 
 /* Seconds per block of tensor parallelism's transfers that are not hidden, in attention and, unless its experts are
  * whole, the MLP. Of each 09 hides a reduce-scatter behind the matmul of weight gradients, Megatron-LM also the input's
- * all-gather behind the matmul of input gradients. */
+ * all-gather behind the matmul of input gradients. With more ranks than heads of keys and values, Megatron-LM splits
+ * attention's first matmul over all of them, too; then it all-gathers q, k and v. */
 static double tensor_time(const Model *m, const Grid *g, const Cluster *c, double transfer, double rate, Pass pass,
                           bool mlp)
 {
     const double column = 2 * local_tokens(m, g) * m->hidden / rate;     /* a matmul's seconds per output column */
     const int hidden = c->framework == FOR_09 ? 1 : c->framework == FOR_MEGATRON ? 2 : 0;
+    const double qkv = g->tp > m->kv_heads ? query_width(m) * (1 + 2.0 * m->kv_heads / m->heads) / m->hidden : 0;
 
     if (pass == FORWARD)
-        return (1 + mlp) * FORWARD_COLLECTIVES * transfer;
-    return (1 + mlp) * (BACKWARD_COLLECTIVES - hidden) * transfer
+        return ((1 + mlp) * FORWARD_COLLECTIVES + qkv) * transfer;
+    return qkv * transfer + (1 + mlp) * (BACKWARD_COLLECTIVES - hidden) * transfer
            + hidden * (mlp * fmax(0, transfer - column * m->mlp) + fmax(0, transfer - column * 3 * m->hidden));
 }
 
@@ -426,7 +435,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double uses = c->framework == FOR_NANOTRON ? 4 : 6, forward = c->framework == FOR_NANOTRON ? 1 : 2;
     const double outputs = m->experts ? 2 * m->capacity * m->top_k * m->hidden : 0;     /* of experts; not saved */
     const double moved = (uses + (g->recompute ? forward : 0)) * rows
-                         * (saved_bytes(m, c, NO_RECOMPUTATION) + outputs) / (t * h->bandwidth);
+                         * (saved_bytes(m, g, c, NO_RECOMPUTATION) + outputs) / (t * h->bandwidth);
     const double head = head_flops(m, rows) / rate + LOGIT_BYTES * rows * m->vocab / (t * h->bandwidth);
     const double launch = k->launch * (1 + again / 3) * (1 + RING_STEP * (g->cp - 1));
     const double transfer = rows * m->hidden * c->stored * (t - 1) / t / (t <= c->per_node ? h->nvlink : h->network)

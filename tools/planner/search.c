@@ -99,9 +99,11 @@ const char *grid_error(const Query *q, const Grid *g)
     if (ranks != q->cluster.gpus)
         return format_text("tp %d x cp %d x pp %d x dp %d: expected %d ranks, one per GPU, got %.0f", g->tp, g->cp,
                            g->pp, g->dp, q->cluster.gpus, ranks);
-    if (m->heads % g->tp || m->kv_heads % g->tp)
-        return format_text("tp %d: expected a divisor of the %d %sheads: %s", g->tp, m->kv_heads,
-                           m->kv_heads < m->heads ? "key-value " : "", divisors_text(m->kv_heads));
+    const bool shares = q->cluster.framework == FOR_MEGATRON;           /* a head of keys among ranks of tp */
+    if (m->heads % g->tp || (m->kv_heads % g->tp && (!shares || g->tp % m->kv_heads)))
+        return format_text("tp %d: expected a divisor of the %d %sheads: %s%s", g->tp, m->kv_heads,
+                           m->kv_heads < m->heads ? "key-value " : "", divisors_text(m->kv_heads),
+                           shares ? format_text(", or a multiple that divides the %d heads", m->heads) : "");
     if (g->pp > m->layers)
         return format_text("pp %d: expected at most the %d layers", g->pp, m->layers);
     if (g->cp > 1 && m->seq % (2 * g->cp))
@@ -358,7 +360,7 @@ Candidates candidates(const Query *q)
     const int most = given.given && given.most < MAX_SEQUENCES ? given.most : MAX_SEQUENCES;
     Candidates c = {0};
 
-    for (int tp = 1; tp <= n && tp <= q->model.kv_heads; tp++)
+    for (int tp = 1; tp <= n && tp <= q->model.heads; tp++)
         for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
             for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= q->model.layers; pp++)
                 for (int b = 1; n / tp / cp % pp == 0 && b <= most; b++) {
