@@ -87,7 +87,7 @@ static void print_megatron(const Query *q, const Grid *g)
     while (first < g->pp - 1 && stages[first].layers == stages[0].layers)
         first++;
     const bool accounts = g->chunks > 1 && !even && (m->layers + 2) % (g->pp * g->chunks) == 0;
-    const bool last = g->chunks == 1 && !even && first == g->pp - 1, deepep = g->ep > q->cluster.per_node;
+    const bool last = g->chunks == 1 && !even && first == g->pp - 1, deepep = g->ep * g->etp > q->cluster.per_node;
     column = printf("   Megatron-LM:");
     word(g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster), "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
@@ -123,7 +123,7 @@ static void print_megatron(const Query *q, const Grid *g)
     word(g->chunks > 1, "--num-virtual-stages-per-pipeline-rank %d", g->chunks);
     word(accounts, "--account-for-embedding-in-pipeline-split --account-for-loss-in-pipeline-split");
     word(last, "--decoder-last-pipeline-num-layers %d", stages[g->pp - 1].layers);
-    word(m->experts, "--expert-model-parallel-size %d --expert-tensor-parallel-size 1", g->ep);
+    word(m->experts, "--expert-model-parallel-size %d --expert-tensor-parallel-size %d", g->ep, g->etp);
     word(g->zero == 1, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather");
     word(g->zero >= 2, "--use-megatron-fsdp --init-model-with-meta-device --ckpt-format fsdp_dtensor");
     word(g->zero >= 2, "--no-gradient-accumulation-fusion");
@@ -269,6 +269,7 @@ static void print_torchtitan(const Query *q, const Grid *g)
     lacks(shards * g->cp * g->tp % g->ep, format_text("ZeRO-0 with ep %d: ep splits shards", g->ep));
     lacks(g->cp > 1 && !strcmp(module, "gpt_oss"), "context parallelism with varlen attention, which this module has");
     lacks(m->kv_heads % g->tp, format_text("tp above the %d key-value heads", m->kv_heads));
+    lacks(g->etp > 1, "expert tensor parallelism");
     lacks(!m->gated, "an MLP of two matrices");
     lacks(g->pp > 1 && m->tied, "tied embeddings in a pipeline");
     lacks(parts > m->layers + 2, "chunks without layers beside the first and the last");

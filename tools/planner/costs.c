@@ -83,10 +83,10 @@ static bool folds_experts(const Cluster *c)
     return c->framework == FOR_09 || c->framework == FOR_MEGATRON || c->framework == FOR_TORCHTITAN;
 }
 
-/* Ranks over which an expert's matrices are split: 1 where experts are whole and ep folds over tp, cp and dp. */
+/* Ranks over which an expert's matrices are split: etp where ep folds over tp, cp and dp. */
 static int expert_tp(const Grid *g, const Cluster *c)
 {
-    return folds_experts(c) ? 1 : g->tp;
+    return folds_experts(c) ? g->etp : g->tp;
 }
 
 int expert_ranks(const Grid *g, const Cluster *c)
@@ -217,9 +217,9 @@ static double key_heads(const Model *m, const Grid *g)
 
 /* Bytes that a block saves for backward, per token. nanotron: 34h + 6f. The others fuse norms, activations and
  * attention: in bf16 the inputs of two norms and of the matmuls behind them; q, k, v and attention's output; of the MLP
- * gate, up and down's input; a slot of an expert also has an input of its own (they weigh the slots before its last
- * matmul). Recomputed selectively: without the outputs of norms and activations, and of latent attention without q, k
- * and v, only their lower rank. Recomputed: the block's input. */
+ * gate, up and down's input; a slot of an expert also has an input of its own, on each of its etp ranks (they weigh the
+ * slots before its last matmul). Recomputed selectively: without the outputs of norms and activations, and of latent
+ * attention without q, k and v, only their lower rank. Recomputed: the block's input. */
 static double saved_bytes(const Model *m, const Grid *g, const Cluster *c, int recompute)
 {
     const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0, inner = recompute ? 2 : 3;
@@ -232,7 +232,7 @@ static double saved_bytes(const Model *m, const Grid *g, const Cluster *c, int r
     if (c->framework == FOR_NANOTRON)
         return 34 * h + 6 * width + 4 * slots * h;
     const double scores = c->framework == FOR_MEGATRON_2022 && !recompute ? 2 * h + 5.0 * m->heads * m->seq : 0;
-    return scores + (recompute ? 4 : 8) * h + 2 * (qkv + v) + 2 * slots * h
+    return scores + (recompute ? 4 : 8) * h + 2 * (qkv + v) + 2 * g->etp * slots * h
            + 2 * width * (m->gated ? inner : inner - 1);
 }
 
@@ -262,11 +262,11 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
                          + (g->recompute == FULL_RECOMPUTATION ? block : 0);
     const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
     const double logits = s->heads * 6.0 * m->vocab / t / (c->framework == FOR_TORCHTITAN ? 8 : 1);
-    const double gathered = g->zero == 3 ? block_parameters(m) - expert_parameters(m) * (1 - 1.0 / g->ep) : 0;
-    const double whole = expert_tp(g, c);
+    const double whole = expert_tp(g, c), experts_here = expert_parameters(m) / whole / g->ep;
+    const double gathered = g->zero == 3 ? (block_parameters(m) - expert_parameters(m)) / t + experts_here : 0;
     Memory memory = {.bytes = {
         [MEM_ACTIVATIONS] = width * tokens * (saved + logits),
-        [MEM_WORKSPACE] = 0.4 * (1 << 30) + 8 * gathered / t}};
+        [MEM_WORKSPACE] = 0.4 * (1 << 30) + 8 * gathered}};
 
     for (int experts = 0; experts <= 1; experts++) {
         const double params = experts ? s->experts / whole / g->ep : (s->params - s->experts) / t;
@@ -433,13 +433,16 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
                             / attend;
     const double uses = c->framework == FOR_NANOTRON ? 4 : 6, forward = c->framework == FOR_NANOTRON ? 1 : 2;
-    const double outputs = m->experts ? 2 * m->capacity * m->top_k * m->hidden : 0;     /* of experts; not saved */
+    const double outputs = m->experts ? 2 * g->etp * m->capacity * m->top_k * m->hidden : 0;    /* not saved */
     const double moved = (uses + (g->recompute ? forward : 0)) * rows
                          * (saved_bytes(m, g, c, NO_RECOMPUTATION) + outputs) / (t * h->bandwidth);
     const double head = head_flops(m, rows) / rate + LOGIT_BYTES * rows * m->vocab / (t * h->bandwidth);
     const double launch = k->launch * (1 + again / 3) * (1 + RING_STEP * (g->cp - 1));
     const double transfer = rows * m->hidden * c->stored * (t - 1) / t / (t <= c->per_node ? h->nvlink : h->network)
                             + (t - 1) * h->latency;
+    /* Over etp: an all-gather of slots after an all-to-all, a reduce-scatter before the other; DeepEP needs neither. */
+    const double slots = g->ep * g->etp > c->per_node ? 0 : 2 * m->capacity * m->top_k * rows / t;
+    const double whole = (g->etp - 1) * (slots * m->hidden * c->stored / h->nvlink + 2 * h->latency);
     const double loss = 2 * ceil(rows / c->loss_rows) * 2 * (t - 1) * h->latency;       /* all-reduce max and sums */
 
     s->kernels = s->layers * (passes + moved + GAP * launch) + s->heads * head;
@@ -448,7 +451,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
         const double times = pass == FORWARD ? 1 + again : 1;
         const int mlps = m->experts && folds_experts(c) ? s->dense : s->layers;         /* that tp splits */
         s->tensor += times * (mlps * tensor_time(m, g, c, transfer, rate, pass, true)
-                              + (s->layers - mlps) * tensor_time(m, g, c, transfer, rate, pass, false));
+                              + (s->layers - mlps) * (whole + tensor_time(m, g, c, transfer, rate, pass, false)));
         s->context += times * s->layers * ring_time(m, g, c, h, attend, pass);
         s->exchange += times * (s->layers - s->dense) * exchange_time(m, g, c, h, rate / t, pass);
     }

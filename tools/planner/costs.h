@@ -47,6 +47,7 @@ typedef enum { FOR_09, FOR_MEGATRON, FOR_NANOTRON, FOR_TORCHTITAN, FOR_FSDP_2023
 typedef struct {
     int dp, cp, pp, tp;
     int ep;                         /* ranks that split the experts, of expert_ranks(); 1: no mixture */
+    int etp;                        /* of Megatron-LM: ranks that split each expert; else 1 */
     int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
     int replicate;                  /* copies of what ZeRO shards (HSDP): dp x cp / replicate ranks have one; or 1 */
     int zero;                       /* ZeRO stage, 0 to 3 */
@@ -128,8 +129,8 @@ bool hides_exchange(const Grid *g, const Cluster *c);
 
 double grid_tokens(const Model *m, const Grid *g);      /* per step */
 
-/* Ranks among which all experts of a block are shared out: dp x cp; where experts are whole and ep folds over tp too
- * (Megatron's etp 1; 11), tp x cp x dp. */
+/* Ranks among which all experts of a block are shared out: dp x cp; where ep folds over tp too (11, Megatron-LM,
+ * torchtitan), tp x cp x dp / etp. */
 int expert_ranks(const Grid *g, const Cluster *c);
 int64_t grid_span(const Model *m, const Grid *g);       /* of 11: the longest that can be on one rank, in tokens */
 

@@ -125,8 +125,8 @@ static void print_alone(const Query *q, const char *what, Grid g)
 
 static void print_fit(const Query *q, const Grid *best)
 {
-    Grid g = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .micro_batch = 1, .accumulate = 1, .chunks = 1,
-              .replicate = 1};
+    Grid g = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .etp = 1, .micro_batch = 1, .accumulate = 1,
+              .chunks = 1, .replicate = 1};
     const int n = q->cluster.gpus, stages = frameworks[q->cluster.framework].stages & 1 << 3 ? 3 : 1;
 
     printf("1. Fit in memory. With one sequence per micro-batch, a GPU needs\n");
@@ -294,7 +294,7 @@ void write_csv(const Query *q, const Candidates *c, const char *file)
 
     if (!f)
         fail("--csv %s: %s", file, strerror(errno));
-    fprintf(f, "tp,cp,pp,ep,dp,micro_batch,accumulate,chunks,replicate,zero,recompute,fits");
+    fprintf(f, "tp,cp,pp,ep,etp,dp,micro_batch,accumulate,chunks,replicate,zero,recompute,fits");
     for (int k = 0; k < MEM_CATEGORIES; k++)
         fprintf(f, ",%s_bytes", memory_name[k]);
     fprintf(f, ",total_bytes");

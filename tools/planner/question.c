@@ -55,6 +55,7 @@ const QuestionOption question_options[] = {
     {"cp", OPTION_RANGE, AT(limits[CP]), 0, "N", "context parallelism", 3},
     {"dp", OPTION_RANGE, AT(limits[DP]), 0, "N", "data parallelism", 3},
     {"ep", OPTION_RANGE, AT(limits[EP]), 0, "N", "expert parallelism, over tp x cp x dp (nanotron: cp x dp)", 3},
+    {"etp", OPTION_RANGE, AT(limits[ETP]), 0, "N", "of Megatron-LM: ranks that split each expert (1)", 3},
     {"zero", OPTION_RANGE, AT(limits[ZERO]), 0, "N", "ZeRO stage, 0 to 3", 3},
     {"micro-batch", OPTION_RANGE, AT(limits[MICRO_BATCH]), 0, "N", "sequences per micro-batch", 3},
     {"replicate", OPTION_RANGE, AT(limits[REPLICATE]), 0, "N", "copies of what ZeRO-2 and 3 shard (HSDP)", 3},

@@ -72,7 +72,7 @@ static Run playbook_run(const Row *row)
     r.query.hardware = *hardware_find("h100");
     *g = (Grid){.micro_batch = number(row, "micro_batch", 1, NAN), .accumulate = number(row, "accumulate", 1, NAN),
                 .dp = number(row, "dp", 1, NAN), .pp = number(row, "pp", 1, NAN), .tp = number(row, "tp", 1, NAN),
-                .cp = 1, .ep = 1, .chunks = 1, .replicate = 1, .zero = number(row, "zero", 0, NAN)};
+                .cp = 1, .ep = 1, .etp = 1, .chunks = 1, .replicate = 1, .zero = number(row, "zero", 0, NAN)};
     if ((double)g->dp * g->pp * g->tp != gpus)
         fail("%s, line %d: dp %d x pp %d x tp %d: expected %d ranks, 8 per node, got %.0f", row->file, row->row, g->dp,
              g->pp, g->tp, gpus, (double)g->dp * g->pp * g->tp);

@@ -18,13 +18,13 @@ bool fits(const Query *q, const Memory *m)
     return m->total <= memory_limit(&q->cluster) * q->hardware.memory;
 }
 
-const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "dp", "micro-batch", "accumulate", "chunks",
-                                                "replicate", "zero", "recompute"};
+const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "etp", "dp", "micro-batch", "accumulate",
+                                                "chunks", "replicate", "zero", "recompute"};
 
 static const size_t offset[DIMENSIONS] = {
-    offsetof(Grid, tp), offsetof(Grid, cp), offsetof(Grid, pp), offsetof(Grid, ep), offsetof(Grid, dp),
-    offsetof(Grid, micro_batch), offsetof(Grid, accumulate), offsetof(Grid, chunks), offsetof(Grid, replicate),
-    offsetof(Grid, zero), offsetof(Grid, recompute)};
+    offsetof(Grid, tp), offsetof(Grid, cp), offsetof(Grid, pp), offsetof(Grid, ep), offsetof(Grid, etp),
+    offsetof(Grid, dp), offsetof(Grid, micro_batch), offsetof(Grid, accumulate), offsetof(Grid, chunks),
+    offsetof(Grid, replicate), offsetof(Grid, zero), offsetof(Grid, recompute)};
 
 static int *size_of(Grid *g, Dimension d)
 {
@@ -58,7 +58,7 @@ const char *grid_text(const Grid *g, const Grid *but)
 
     for (int d = 0; d < DIMENSIONS; d++)
         if (but ? grid_size(g, d) != grid_size(but, d)
-            : (d != EP && d != CHUNKS && d != REPLICATE) || grid_size(g, d) > 1)
+            : (d != EP && d != ETP && d != CHUNKS && d != REPLICATE) || grid_size(g, d) > 1)
             text = format_text("%s%s%s=%s", text, *text ? "," : "", dimension_name[d], size_text(d, grid_size(g, d)));
     return text;
 }
@@ -99,7 +99,7 @@ const char *grid_error(const Query *q, const Grid *g)
     if (ranks != q->cluster.gpus)
         return format_text("tp %d x cp %d x pp %d x dp %d: expected %d ranks, one per GPU, got %.0f", g->tp, g->cp,
                            g->pp, g->dp, q->cluster.gpus, ranks);
-    const bool shares = q->cluster.framework == FOR_MEGATRON;           /* a head of keys among ranks of tp */
+    const bool shares = q->cluster.framework == FOR_MEGATRON;   /* a head of keys, and an expert */
     if (m->heads % g->tp || (m->kv_heads % g->tp && (!shares || g->tp % m->kv_heads)))
         return format_text("tp %d: expected a divisor of the %d %sheads: %s%s", g->tp, m->kv_heads,
                            m->kv_heads < m->heads ? "key-value " : "", divisors_text(m->kv_heads),
@@ -116,6 +116,11 @@ const char *grid_error(const Query *q, const Grid *g)
                            g->tp);
     if (!m->experts && g->ep > 1)
         return format_text("ep %d: expected 1, as the model has no experts", g->ep);
+    if (g->etp > 1 && (!shares || !m->experts || m->in_09 || m->expert_width % g->etp
+                       || g->tp * g->cp * g->dp % g->etp || q->cluster.per_node % g->etp))
+        return format_text("etp %d: expected 1, or for a mixture without biases in Megatron-LM a divisor of the "
+                           "experts' width %d, of tp x cp x dp and of the %d GPUs per node", g->etp, m->expert_width,
+                           q->cluster.per_node);
     if (m->experts && (m->experts % g->ep || expert_ranks(g, &q->cluster) % g->ep))
         return format_text("ep %d: expected a divisor of the %d experts and of the %d ranks with other tokens", g->ep,
                            m->experts, expert_ranks(g, &q->cluster));
@@ -184,19 +189,22 @@ static void add_variants(const Query *q, Grid g, Candidates *c)
     /* Copies of sharded states: one, or one per node; where a number is asked for, any. */
     const bool any = q->limits[REPLICATE].given;
     const int nodes = fmax(1, g.tp * g.cp * g.dp / q->cluster.per_node), step = any ? 1 : fmax(1, nodes - 1);
+    const int splits = q->limits[ETP].given ? q->cluster.per_node : 1;
 
-    for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++)
-        for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0); g.zero++) {
-            Grid v = g;
-            if (ranks % g.ep || grid_error(q, &g))      /* no matter which other sizes follow */
-                continue;
-            for (v.chunks = 1; v.chunks <= chunks; v.chunks++)
-                for (v.recompute = NO_RECOMPUTATION; v.recompute <= FULL_RECOMPUTATION && can_interleave(q, &v);
-                     v.recompute++)
-                    for (v.replicate = 1; v.replicate <= (v.zero < 2 ? 1 : any ? g.dp : nodes); v.replicate += step)
-                        if (allowed(q, &v) && !grid_error(q, &v))
-                            add_candidate(q, &v, c);
-        }
+    for (g.etp = 1; g.etp <= splits; g.etp++)
+        for (g.ep = 1; g.ep <= fmin(fmax(1, q->model.experts), ranks); g.ep++)
+            for (g.zero = 0; g.zero <= (g.dp * g.cp > 1 ? 3 : 0); g.zero++) {
+                Grid v = g;
+                if (ranks % g.ep || grid_error(q, &g))  /* no matter which other sizes follow */
+                    continue;
+                for (v.chunks = 1; v.chunks <= chunks; v.chunks++)
+                    for (v.recompute = NO_RECOMPUTATION; v.recompute <= FULL_RECOMPUTATION && can_interleave(q, &v);
+                         v.recompute++)
+                        for (v.replicate = 1; v.replicate <= (v.zero < 2 ? 1 : any ? g.dp : nodes);
+                             v.replicate += step)
+                            if (allowed(q, &v) && !grid_error(q, &v))
+                                add_candidate(q, &v, c);
+            }
 }
 
 static double limit;                /* bytes that fit, for better() */
@@ -234,7 +242,8 @@ static void fill_grid(const Query *q, Grid *g)
         g->accumulate = fmax(1, q->sequences / ((double)g->dp * g->micro_batch));
 }
 
-static const Grid smallest = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .micro_batch = 1, .chunks = 1, .replicate = 1};
+static const Grid smallest = {.tp = 1, .cp = 1, .pp = 1, .ep = 1, .etp = 1, .micro_batch = 1, .chunks = 1,
+                              .replicate = 1};
 
 /* The number of GPUs, or of sequences per step, nearest to the query's on one side (step 1 or -1) of which a grid is
  * possible; 0: none is near. */
@@ -364,7 +373,8 @@ Candidates candidates(const Query *q)
         for (int cp = 1; n % tp == 0 && cp <= n / tp; cp++)
             for (int pp = 1; n / tp % cp == 0 && pp <= n / tp / cp && pp <= q->model.layers; pp++)
                 for (int b = 1; n / tp / cp % pp == 0 && b <= most; b++) {
-                    Grid g = {.tp = tp, .cp = cp, .pp = pp, .ep = 1, .micro_batch = b, .chunks = 1, .replicate = 1};
+                    Grid g = smallest;
+                    g.tp = tp, g.cp = cp, g.pp = pp, g.micro_batch = b;
                     fill_grid(q, &g);
                     if (!grid_error(q, &g))
                         add_variants(q, g, &c);

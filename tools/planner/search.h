@@ -17,7 +17,8 @@ typedef struct {
 } Candidates;
 
 /* The sizes of a grid, by name; those up to PP and then EP, ZERO, RECOMPUTE are techniques. */
-typedef enum { TP, CP, PP, EP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, REPLICATE, ZERO, RECOMPUTE, DIMENSIONS } Dimension;
+typedef enum { TP, CP, PP, EP, ETP, DP, MICRO_BATCH, ACCUMULATE, CHUNKS, REPLICATE, ZERO, RECOMPUTE,
+               DIMENSIONS } Dimension;
 extern const char *const dimension_name[DIMENSIONS];
 int grid_size(const Grid *g, Dimension d);
 const char *size_text(Dimension d, int size);       /* "2"; of RECOMPUTE "none", "selective" or "full" */
