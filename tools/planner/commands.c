@@ -194,12 +194,9 @@ static void print_nanotron(const Query *q, const Grid *g)
     printf("\n");
 }
 
-/* torchtitan's modules and configurations, each of one model; seq: its last position. */
-static const struct {
-    const char *module;
-    bool own;                           /* a llama or a mixture with additions: for this model only */
-    Model model;
-} titans[] = {
+/* torchtitan's modules and configurations, each of one model; seq: its last position. own: differs from other models of
+ * its kind (norms of q and k, biases, windows), and so stands for none of them. */
+static const struct { const char *module; bool own; Model model; } titans[] = {
     {"llama3", false, {"llama3_8b", 32, 4096, 32, 8, 14336, 128256, 131072, .gated = true}},
     {"llama3", false, {"llama3_70b", 80, 8192, 64, 8, 28672, 128256, 131072, .gated = true}},
     {"llama3", false, {"llama3_405b", 126, 16384, 128, 8, 53248, 128256, 131072, .gated = true}},
@@ -231,7 +228,6 @@ static void print_torchtitan(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
     const int parts = g->pp * g->chunks, missing = (parts - m->layers % parts) % parts;
-    const int shards = g->zero ? g->dp / g->replicate : 1;
     Stage stages[g->pp];
     int nearest = 0;
 
@@ -258,15 +254,14 @@ static void print_torchtitan(const Query *q, const Grid *g)
     word(g->pp > 1 || g->ep > 1, "--training.disable_cuda_graphs");
     word(m->experts, "--parallelism.expert_parallel_degree %d", g->ep);
     word(true, "--parallelism.data_parallel_replicate_degree %d", g->zero ? g->replicate : g->dp);
-    word(true, "--parallelism.data_parallel_shard_degree %d", shards);
+    word(true, "--parallelism.data_parallel_shard_degree %d", g->zero ? g->dp / g->replicate : 1);
     word(g->zero, "--parallelism.fsdp_reshard_after_forward %s", g->zero == 3 ? "always" : "never");
     word(true, "activation-checkpoint:%s", size_text(RECOMPUTE, g->recompute));
     lacks(distance(m, nearest), "options for the model's sizes: this Trainer.Config has the nearest");
     lacks(m->seq > t->seq, format_text("positions after %d", t->seq));
     lacks(t->layers == 126, "bf16 in this configuration, which computes in float8");
     lacks(g->zero == 1, "ZeRO-1: this is FSDP that keeps weights from forward to backward (ZeRO-2)");
-    lacks(!g->zero && g->cp > 1, "ZeRO-0 with cp: FSDP shards over cp");
-    lacks(shards * g->cp * g->tp % g->ep, format_text("ZeRO-0 with ep %d: ep splits shards", g->ep));
+    lacks(!g->zero && (g->cp > 1 || g->tp % g->ep), "ZeRO-0 with cp or ep: FSDP shards over them");
     lacks(g->cp > 1 && !strcmp(module, "gpt_oss"), "context parallelism with varlen attention, which this module has");
     lacks(m->kv_heads % g->tp, format_text("tp above the %d key-value heads", m->kv_heads));
     lacks(g->etp > 1, "expert tensor parallelism");
