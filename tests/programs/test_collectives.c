@@ -43,7 +43,7 @@ static void machine_is_written(void **state)
     assert_true(json_number("m.json", "between_nodes.ranks") == 2);
     run_well(BUILD "/cpu/00_collectives --machine one.json --max 99999");
     assert_true(json_number("one.json", "memory_gb_per_s") > 0.1 && json_number("one.json", "memory_gb") > 0.1);
-    expect(run(BUILD "/cpu/plan --gpus 4 --dtype fp32 --hardware m.json"), 0, "GPUs: 4 x m.json|The fastest grid");
+    expect(run(BUILD "/cpu/plan --gpus 4 --dtype fp32 --hardware m.json"), 0, "GPUs: 4 x m.json|The best grid");
     expect(run(BUILD "/cpu/plan --gpus 4 --hardware m.json"), 2, "it has no rate of bf16; try --dtype fp32");
     expect(run(BUILD "/cpu/plan --gpus 4 --hardware none.json"), 2, "--hardware none.json: No such file");
 }

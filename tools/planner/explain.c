@@ -108,8 +108,8 @@ static void print_other(const Candidate *best, const Candidate *x)
         worst = d[k] > d[worst] ? k : worst;
         gain = d[k] < d[gain] ? k : gain;
     }
-    printf("with %s it is %.1f%% slower", grid_text(&x->grid, &best->grid),
-           100 * (x->time.total / best->time.total - 1));
+    const double slower = 100 * (x->time.total / best->time.total - 1);
+    printf("with %s it is %.1f%% %s", grid_text(&x->grid, &best->grid), fabs(slower), slower < 0 ? "faster" : "slower");
     if (d[worst] > 0)
         printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
     if (d[gain] < 0)
@@ -159,7 +159,16 @@ void print_steps(const Query *q, const Candidates *c)
            b->accumulate, b->dp);
     printf(q->sequences < n ? "; fewer than GPUs: at least %d ranks must split each sequence's work\n" : "\n",
            (n + q->sequences - 1) / q->sequences);
-    printf("3. Raise throughput. The fastest grid that fits: %s\n", grid_text(b, NULL));
+    printf("3. Raise throughput. The best grid that fits: %s\n", grid_text(b, NULL));
+    if (memcmp(b, &c->fastest.grid, sizeof *b)) {
+        const double limit = memory_limit(&q->cluster) * q->hardware.memory;
+        const int techniques = technique_count(b);
+        printf("   It leaves %.1f GiB and takes %d technique%s; the fastest leaves %.1f and takes %d:\n   ",
+               (limit - best->memory.total) / GiB, techniques, techniques == 1 ? "" : "s",
+               (limit - c->fastest.memory.total) / GiB, technique_count(&c->fastest.grid));
+        print_other(best, &c->fastest);
+        printf("\n");
+    }
     for (Dimension d = 0; d < DIMENSIONS; d++) {
         const Candidate *x = fastest_other(c, d);
         if (d == DP || d == ACCUMULATE || !x)

@@ -11,6 +11,7 @@
 #include "../../common/base/print.h"
 
 enum { MAX_SEQUENCES = 128 };       /* per micro-batch */
+static const double CLOSE = 1.03, ROOM = 0.95;          /* of search() */
 enum { FAR = 4096 };                /* how far possible numbers of GPUs and sequences are looked for */
 
 bool fits(const Query *q, const Memory *m)
@@ -384,14 +385,35 @@ Candidates candidates(const Query *q)
     return c;
 }
 
+int technique_count(const Grid *g)
+{
+    return (g->tp > 1) + (g->cp > 1) + (g->pp > 1) + (g->ep > 1) + (g->etp > 1) + (g->chunks > 1) + (g->replicate > 1)
+           + (g->zero > 1) + (g->recompute != NO_RECOMPUTATION);
+}
+
+bool has_room(const Query *q, const Memory *m)
+{
+    return m->total <= ROOM * memory_limit(&q->cluster) * q->hardware.memory;
+}
+
 Candidates search(const Query *q)
 {
-    const Candidates c = sorted(q);
+    Candidates c = sorted(q);
+    int best = 0;
 
     if (!c.count)
         fail_without_grid(q);
     if (!c.fitting)
         fail_without_room(q, &c.all[0]);
+    c.fastest = c.all[0];
+    for (int i = 1; i < c.fitting && c.all[i].time.total <= CLOSE * c.fastest.time.total; i++) {
+        const Candidate *x = &c.all[i], *y = &c.all[best];
+        const bool room = has_room(q, &x->memory), enough = has_room(q, &y->memory);
+        best = room > enough || (room == enough && technique_count(&x->grid) < technique_count(&y->grid)) ? i : best;
+    }
+    const Candidate chosen = c.all[best];
+    memmove(&c.all[1], c.all, best * sizeof *c.all);
+    c.all[0] = chosen;
     return c;
 }
 

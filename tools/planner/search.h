@@ -12,8 +12,9 @@ typedef struct {
 } Candidate;
 
 typedef struct {
-    Candidate *all;                 /* those that fit, fastest first; then the others, smallest first */
+    Candidate *all;                 /* the best; the others that fit, fastest first; then the rest, smallest first */
     int count, fitting;
+    Candidate fastest;              /* of those that fit: the best, or at most 3% faster */
 } Candidates;
 
 /* The sizes of a grid, by name; those up to PP and then EP, ZERO, RECOMPUTE are techniques. */
@@ -48,8 +49,12 @@ bool fits(const Query *q, const Memory *m);
 /* All candidates, in any order; possibly none, and none that fit. The caller frees c.all. */
 Candidates candidates(const Query *q);
 
-/* The same in order, but fails if no grid is possible, or none fits, and names what would be. */
+/* The same in order, but fails if no grid is possible, or none fits, and names what would be. The best is one of those
+ * within 3% of the fastest, which is less than the formulas' error: with 5% of the memory to spare, if there is one;
+ * then with the fewest techniques; then the fastest. */
 Candidates search(const Query *q);
+int technique_count(const Grid *g);                      /* but for ZeRO-1, which costs nothing */
+bool has_room(const Query *q, const Memory *m);         /* 5% to spare */
 
 /* The fastest candidate that fits and differs from the best in `d`, in no other technique; NULL: none. */
 const Candidate *fastest_other(const Candidates *c, Dimension d);
