@@ -73,6 +73,7 @@ static void print_09(const Query *q, const Grid *g)
     word(true, "--micro-batch %d --accumulate %d", g->micro_batch, g->accumulate);
     word(true, "--zero %d --recompute %s --dtype %s", g->zero, size_text(RECOMPUTE, g->recompute),
          q->cluster.stored == 2 ? "bf16" : "fp32");
+    lacks(q->cluster.fp8, "matmuls in fp8");
     printf("\n");
 }
 
@@ -87,7 +88,9 @@ static void print_megatron(const Query *q, const Grid *g)
     while (first < g->pp - 1 && stages[first].layers == stages[0].layers)
         first++;
     const bool accounts = g->chunks > 1 && !even && (m->layers + 2) % (g->pp * g->chunks) == 0;
-    const bool last = g->chunks == 1 && !even && first == g->pp - 1, deepep = g->ep * g->etp > q->cluster.per_node;
+    const bool last = g->chunks == 1 && !even && first == g->pp - 1, mxfp8 = q->cluster.fp8 == MXFP8;
+    const bool graph = m->experts && mxfp8 && q->cluster.framework == FOR_MEGATRON;
+    const bool flex = graph || g->ep * g->etp > q->cluster.per_node;
     column = printf("   Megatron-LM:");
     word(g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster), "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
@@ -103,8 +106,12 @@ static void print_megatron(const Query *q, const Grid *g)
     word(m->experts, "--num-experts %d --moe-ffn-hidden-size %d", m->experts, m->expert_width);
     word(m->experts, "--moe-router-topk %d --moe-grouped-gemm", m->top_k);
     word(m->experts, "--moe-token-dispatcher-type %s",
-         deepep ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall");
-    word(deepep || m->experts >= 32, "--moe-router-dtype fp32");        /* else it warns */
+         graph ? "flex --moe-flex-dispatcher-backend hybridep" : flex ? "flex --moe-flex-dispatcher-backend deepep"
+         : "alltoall");
+    word(graph, "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad --te-rng-tracker");
+    word(graph, "--use-transformer-engine-op-fuser --moe-pad-experts-for-cuda-graph-inference");
+    word(graph, "--moe-paged-stash --moe-expert-rank-capacity-factor 1.5");
+    word(flex || m->experts >= 32, "--moe-router-dtype fp32");        /* else it warns */
     word(m->experts && m->capacity > 1, "--moe-expert-capacity-factor %g", m->capacity);
     word(m->shared, "--moe-shared-expert-intermediate-size %d", m->shared * m->expert_width);
     word(m->dense, "--moe-layer-freq \"[0]*%d+[1]*%d\"", m->dense, m->layers - m->dense);
@@ -116,8 +123,11 @@ static void print_megatron(const Query *q, const Grid *g)
     word(true, "--hidden-dropout 0 --attention-dropout 0");
     word(true, "--mock-data --tokenizer-type NullTokenizer");
     word(true, "--vocab-size %d %s--lr 3e-4 --train-iters 100", m->vocab, q->cluster.stored == 2 ? "--bf16 " : "");
+    word(q->cluster.fp8, "--fp8-format %s%s", mxfp8 ? "e4m3 --fp8-recipe mxfp8" : "hybrid --fp8-recipe tensorwise",
+         g->zero ? " --fp8-param-gather" : "");
+    word(mxfp8 && g->zero == 1, "--reuse-grad-buf-for-mxfp8-param-ag");
     word(true, "--micro-batch-size %d --global-batch-size %d", g->micro_batch, q->sequences);
-    word(true, "--tensor-model-parallel-size %d%s", g->tp, g->tp > 1 ? " --sequence-parallel" : "");
+    word(true, "--tensor-model-parallel-size %d%s", g->tp, g->tp > 1 ? " --sequence-parallel --tp-comm-overlap" : "");
     word(true, "--context-parallel-size %d", g->cp);
     word(true, "--pipeline-model-parallel-size %d", g->pp);
     word(g->chunks > 1, "--num-virtual-stages-per-pipeline-rank %d", g->chunks);
@@ -182,6 +192,7 @@ static void print_nanotron(const Query *q, const Grid *g)
     print_nanotron_model(q, g);
     lacks(g->zero > 1, format_text("ZeRO-%d: zero_stage is 0 or 1; plan with --zero \"<=1\"", g->zero));
     lacks(!m->gated, "an MLP of two matrices: its models are gated");
+    lacks(q->cluster.fp8, "matmuls in fp8");
     lacks(g->cp > 1, "context parallelism: NotImplementedError");
     lacks(m->experts, "experts in its Llama model; Qwen2 has them");
     lacks(g->ep > 1, "expert parallelism: with ep above 1 it cannot make its groups");
@@ -259,7 +270,8 @@ static void print_torchtitan(const Query *q, const Grid *g)
     word(true, "activation-checkpoint:%s", size_text(RECOMPUTE, g->recompute));
     lacks(distance(m, nearest), "options for the model's sizes: this Trainer.Config has the nearest");
     lacks(m->seq > t->seq, format_text("positions after %d", t->seq));
-    lacks(t->layers == 126, "bf16 in this configuration, which computes in float8");
+    lacks(t->layers == 126 && !q->cluster.fp8, "bf16 in this configuration, which computes in float8");
+    lacks(t->layers != 126 && q->cluster.fp8, "an option for fp8: a Trainer.Config function sets its LinearConverter");
     lacks(g->zero == 1, "ZeRO-1: this is FSDP that keeps weights from forward to backward (ZeRO-2)");
     lacks(!g->zero && (g->cp > 1 || g->tp % g->ep), "ZeRO-0 with cp or ep: FSDP shards over them");
     lacks(g->cp > 1 && !strcmp(module, "gpt_oss"), "context parallelism with varlen attention, which this module has");

@@ -10,16 +10,19 @@
 const char *const time_name[TIMES] = {"compute", "launches", "tensor", "context", "experts", "bubble", "data",
                                       "optimizer", "fixed"};
 
-const char *const constant_name[CONSTANTS] = {"efficiency", "attention", "launch", "hop", "sync", "step", "links",
-                                              "stall", "experts"};
-/* Constants that are not fitted: bytes of memory traffic. Per token and layer, forward and backward, PASSES times what
- * is saved for backward (34h + 6f): written, read in forward, read in backward, and as many bytes of gradients. Per
+const char *const constant_name[CONSTANTS] = {"efficiency", "fp8", "attention", "launch", "routing", "hop", "sync",
+                                              "step", "links", "stall"};
+/* Bytes of memory traffic, counted. Per byte that a block saves for backward: written, read in forward, read in
+ * backward, and as much of gradients (4 fit nanotron's runs better); recomputed, it is written and read once more. Per
  * logit: bf16, fp32, softmax and gradient. Per parameter: AdamW without fusion moves about 20 floats; norm, clipping,
- * the bf16 copy and zeroing the gradient move 5 more. */
-static const double LOGIT_BYTES = 20, UPDATE_BYTES = 100;
+ * the bf16 copy and zeroing the gradient 5 more; a fused one reads 4 floats, writes 3, and moves 14 bytes for the rest.
+ * Per element quantized: read for its scale (unless the recipe knows it) and again, written in rows and in columns. Per
+ * parameter of an expert: read in bf16 in both passes; its gradient is read and written in fp32. */
+static const double USES = 6, REPEATED_USES = 2, NANOTRON_USES = 4, LOGIT_BYTES = 20, UPDATE_BYTES = 100,
+                    FUSED_UPDATE = 42, CAST_BYTES = 5, EXPERT_BYTES = 12;
 static const double FLOAT = 4;                  /* bytes per gradient and optimizer state */
-static const double GAP = 1.0 / 8;              /* of the launch time, in which the GPU is idle in any case */
-static const double RING_STEP = 1.0 / 15;       /* of a layer's launch time: attention to another rank's keys */
+/* Of the launch time, in which the GPU is idle in any case: without it the playbook's regret is 8.2%, not 6.4%. */
+static const double GAP = 1.0 / 8;
 /* Of attention or the MLP, with tensor parallelism; all-gathers: 1, 2; reduce-scatters: 1, 1. */
 static const int FORWARD_COLLECTIVES = 2, BACKWARD_COLLECTIVES = 3;
 /* Of ZeRO-2's and 3's transfers at least this fraction is exposed: fitted to published runs of FSDP on 16 to 512 GPUs
@@ -78,9 +81,14 @@ static double small_parameters(const Model *m)          /* of a block: norms, an
     return m->in_09 ? 4 * h + biases : 2 * h;
 }
 
+bool is_megatron(const Cluster *c)                  /* of today, or a year ago */
+{
+    return c->framework == FOR_MEGATRON || c->framework == FOR_MEGATRON_2025;
+}
+
 static bool folds_experts(const Cluster *c)
 {
-    return c->framework == FOR_09 || c->framework == FOR_MEGATRON || c->framework == FOR_TORCHTITAN;
+    return c->framework == FOR_09 || is_megatron(c) || c->framework == FOR_TORCHTITAN;
 }
 
 /* Ranks over which an expert's matrices are split: etp where ep folds over tp, cp and dp. */
@@ -236,6 +244,27 @@ static double saved_bytes(const Model *m, const Grid *g, const Cluster *c, int r
            + 2 * width * (m->gated ? inner : inner - 1);
 }
 
+/* How many of these Megatron-LM does not save in fp8: one of the two bytes of matmuls' inputs. But attention saves its
+ * output in bf16, and the next matmul has it in fp8. Weights take two bytes, too: in rows and in columns. */
+static double saving_of_fp8(const Model *m, const Grid *g, const Cluster *c)
+{
+    const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0;
+    const double width = m->experts ? (slots + m->shared) * m->expert_width : m->mlp;
+
+    if (!is_megatron(c) || !c->fp8 || g->recompute == FULL_RECOMPUTATION)
+        return 0;
+    return g->etp * slots * h - value_width(m) + (g->recompute ? 0 : 2 * h + width);
+}
+
+/* Elements per token that a block quantizes for its matmuls in fp8: their inputs, and gradients of their outputs. */
+static double quantized(const Model *m)
+{
+    const double h = m->hidden, q = query_width(m), v = value_width(m), slots = m->capacity * m->top_k + m->shared;
+
+    return 2 * h + v + q + (m->q_rank ? 1 : (double)m->kv_heads / m->heads) * (q + v)
+           + (m->experts ? slots : 1) * (2 * h + (m->gated ? 3.0 : 2.0) * (m->experts ? m->expert_width : m->mlp));
+}
+
 /* Micro-batches whose activations pipeline stage i keeps. nanotron's formula takes the first stage's for all. */
 static double in_flight(const Grid *g, const Cluster *c, int i)
 {
@@ -258,7 +287,8 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
     const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), kept = in_flight(g, c, i) * s->layers;
     const double gathers = c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0;
     const double block = saved_bytes(m, g, c, NO_RECOMPUTATION) / t + gathers;
-    const double saved = kept * (saved_bytes(m, g, c, g->recompute) / t + (g->recompute ? 0 : gathers))
+    const double saved = kept * ((saved_bytes(m, g, c, g->recompute) - saving_of_fp8(m, g, c)) / t
+                                 + (g->recompute ? 0 : gathers))
                          + (g->recompute == FULL_RECOMPUTATION ? block : 0);
     const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
     const double logits = s->heads * 6.0 * m->vocab / t / (c->framework == FOR_TORCHTITAN ? 8 : 1);
@@ -368,8 +398,9 @@ static double exchange_time(const Model *m, const Grid *g, const Cluster *c, con
     const int per_group = c->per_node / expert_tp(g, c), inside = per_group < 1 ? 1 : fmin(per_group, g->ep);
     const double leaving = (g->ep - (g->ep > inside ? inside : 1.0)) / g->ep;     /* the node; the rank */
     const double link = g->ep > inside ? h->network / c->per_node : h->nvlink, nodes = (double)g->ep / inside;
-    const double once = c->framework == FOR_MEGATRON ? nodes * (1 - pow(1 - 1 / nodes, m->top_k)) / m->top_k : 1;
-    const double one = slots / E * m->hidden * c->stored * leaving * (nodes > 1 ? once : 1) / link + h->latency;
+    const double places = nodes > 1 ? nodes : g->ep;
+    const double once = is_megatron(c) ? places * (1 - pow(1 - 1 / places, m->top_k)) / m->top_k : 1;
+    const double one = slots / E * m->hidden * c->stored * leaving * once / link + h->latency;
     const double matmuls = (pass == FORWARD ? 2 : 4) * slots / E * mlp_elements(m, m->expert_width) / rate;
 
     if (g->ep == 1 || c->framework != FOR_09)
@@ -378,19 +409,24 @@ static double exchange_time(const Model *m, const Grid *g, const Cluster *c, con
 }
 
 /* Seconds per block of tensor parallelism's transfers that are not hidden, in attention and, unless its experts are
- * whole, the MLP. Of each 09 hides a reduce-scatter behind the matmul of weight gradients, Megatron-LM also the input's
- * all-gather behind the matmul of input gradients. With more ranks than heads of keys and values, Megatron-LM splits
- * attention's first matmul over all of them, too; then it all-gathers q, k and v. */
+ * whole, the MLP. In fp8 an all-gather takes half as long. Of attention and of the MLP 09 hides a reduce-scatter behind
+ * the matmul of weight gradients. Megatron-LM (--tp-comm-overlap) splits each matmul in t parts, and transfers one part
+ * while it multiplies the next. With more ranks than heads of keys and values it splits attention's first matmul over
+ * all of them, too; then it all-gathers q, k and v. */
 static double tensor_time(const Model *m, const Grid *g, const Cluster *c, double transfer, double rate, Pass pass,
                           bool mlp)
 {
     const double column = 2 * local_tokens(m, g) * m->hidden / rate;     /* a matmul's seconds per output column */
-    const int hidden = c->framework == FOR_09 ? 1 : c->framework == FOR_MEGATRON ? 2 : 0;
+    const double gather = c->fp8 ? transfer / 2 : transfer;
+    const double one = pass == FORWARD ? gather + transfer : 2 * gather + transfer;
+    const double matmuls = (pass == FORWARD ? 1 : 2) * column / m->hidden;
     const double qkv = g->tp > m->kv_heads ? query_width(m) * (1 + 2.0 * m->kv_heads / m->heads) / m->hidden : 0;
+    const int hidden = pass == BACKWARD && c->framework == FOR_09;
 
-    if (pass == FORWARD)
-        return ((1 + mlp) * FORWARD_COLLECTIVES + qkv) * transfer;
-    return qkv * transfer + (1 + mlp) * (BACKWARD_COLLECTIVES - hidden) * transfer
+    if (is_megatron(c))
+        return qkv * transfer + fmax(one / g->tp, one - matmuls * attention_matrices(m))
+               + mlp * fmax(one / g->tp, one - matmuls * mlp_elements(m, m->mlp));
+    return (1 + mlp) * (one - hidden * transfer)
            + hidden * (mlp * fmax(0, transfer - column * m->mlp) + fmax(0, transfer - column * 3 * m->hidden));
 }
 
@@ -419,45 +455,49 @@ bool hides_exchange(const Grid *g, const Cluster *c)
 static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *s)
 {
     const double t = g->tp, rows = local_tokens(m, g), rate = k->efficiency * h->peak * t;
+    const double linear = c->fp8 ? k->fp8 * k->efficiency * h->peak8 * t : rate;
     const double full = c->framework == FOR_MEGATRON_2022 ? 2 : 1;
     const double attend = k->attention / full * h->peak * t, again = g->recompute == FULL_RECOMPUTATION;
     const bool scattered = c->published && c->gpus >= c->per_node * (g->pp > 1 ? 2 : CONGESTED);
     const int hops = scattered ? g->tp - 1 : (g->tp - 1) / c->per_node;
     const double collectives = 2 * ((1 + again) * FORWARD_COLLECTIVES + BACKWARD_COLLECTIVES);
     const double matrices = (1 + repeated(m, g, c)) * matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
-    const double grouped = expert_share(m) * (k->experts ? k->efficiency / k->experts - 1 : 0);
-    /* Experts with few tokens wait for their weights: read twice, their gradients in fp32 read and written. */
-    const double weights = 12 * expert_parameters(m) / (expert_tp(g, c) * g->ep * h->bandwidth);
-    const double wait = m->experts ? fmax(0, weights - matrices * expert_share(m) * (1 + grouped) / rate) : 0;
-    const double passes = wait + matrices * (1 + grouped) / rate
+    /* Experts with few tokens wait for their weights. */
+    const double weights = EXPERT_BYTES * expert_parameters(m) / (expert_tp(g, c) * g->ep * h->bandwidth);
+    const double wait = m->experts ? fmax(0, weights - matrices * expert_share(m) / linear) : 0;
+    const double passes = wait + matrices / linear
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
                             / attend;
-    const double uses = c->framework == FOR_NANOTRON ? 4 : 6, forward = c->framework == FOR_NANOTRON ? 1 : 2;
     const double outputs = m->experts ? 2 * g->etp * m->capacity * m->top_k * m->hidden : 0;    /* not saved */
-    const double moved = (uses + (g->recompute ? forward : 0)) * rows
-                         * (saved_bytes(m, g, c, NO_RECOMPUTATION) + outputs) / (t * h->bandwidth);
+    const double uses = c->framework == FOR_NANOTRON ? NANOTRON_USES : USES + (g->recompute ? REPEATED_USES : 0);
+    const double casts = c->fp8 ? CAST_BYTES * quantized(m) : 0;
+    const double saved = saved_bytes(m, g, c, NO_RECOMPUTATION) + outputs;
+    const double moved = (uses * saved + casts) * rows / (t * h->bandwidth);
     const double head = head_flops(m, rows) / rate + LOGIT_BYTES * rows * m->vocab / (t * h->bandwidth);
-    const double launch = k->launch * (1 + again / 3) * (1 + RING_STEP * (g->cp - 1));
+    const int mixtures = m->experts ? s->layers - s->dense : 0;
+    const double launch = s->layers * k->launch * (1 + again / 3);         /* again: a third of the kernels */
     const double transfer = rows * m->hidden * c->stored * (t - 1) / t / (t <= c->per_node ? h->nvlink : h->network)
                             + (t - 1) * h->latency;
     /* Over etp: an all-gather of slots after an all-to-all, a reduce-scatter before the other; DeepEP needs neither. */
     const double slots = g->ep * g->etp > c->per_node ? 0 : 2 * m->capacity * m->top_k * rows / t;
     const double whole = (g->etp - 1) * (slots * m->hidden * c->stored / h->nvlink + 2 * h->latency);
     const double loss = 2 * ceil(rows / c->loss_rows) * 2 * (t - 1) * h->latency;       /* all-reduce max and sums */
+    /* Today's recipes in MXFP8 run a whole step as one graph, in which no host waits for the router. */
+    const double routing = c->fp8 == MXFP8 && c->framework == FOR_MEGATRON ? 0 : k->routing;
 
-    s->kernels = s->layers * (passes + moved + GAP * launch) + s->heads * head;
+    s->kernels = s->layers * (passes + moved) + GAP * launch + mixtures * routing + s->heads * head;
     s->tensor = (s->embeddings + s->heads) * 2 * transfer + s->heads * loss;
     for (Pass pass = FORWARD; pass <= BACKWARD; pass++) {
         const double times = pass == FORWARD ? 1 + again : 1;
         const int mlps = m->experts && folds_experts(c) ? s->dense : s->layers;         /* that tp splits */
-        s->tensor += times * (mlps * tensor_time(m, g, c, transfer, rate, pass, true)
-                              + (s->layers - mlps) * (whole + tensor_time(m, g, c, transfer, rate, pass, false)));
+        s->tensor += times * (mlps * tensor_time(m, g, c, transfer, linear, pass, true)
+                              + (s->layers - mlps) * (whole + tensor_time(m, g, c, transfer, linear, pass, false)));
         s->context += times * s->layers * ring_time(m, g, c, h, attend, pass);
         s->exchange += times * (s->layers - s->dense) * exchange_time(m, g, c, h, rate / t, pass);
     }
     if (hides_exchange(g, c))
         s->exchange = exposed(s->exchange, s->kernels);
-    s->launches = s->layers * (launch + collectives * hops * k->hop);
+    s->launches = launch + s->layers * collectives * hops * k->hop;
     const double device = s->kernels + s->tensor + s->context + s->exchange;
     s->seconds = hops && !scattered ? device + s->launches : fmax(device, s->launches);
 }
@@ -468,7 +508,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
                         const Stage *s)
 {
     const double n = shards(g), copies = g->replicate, backward = s->seconds * 2 / 3;
-    const bool ours = c->framework == FOR_09, overlaps = ours || c->framework == FOR_MEGATRON;
+    const bool ours = c->framework == FOR_09, overlaps = ours || is_megatron(c);
     const int stride = g->tp * g->cp * (ours ? g->pp : 1);              /* in 09 pipeline stages are neighbors */
     const double group = stride * g->dp / copies;
     const bool leaves = group > c->per_node;                            /* the node */
@@ -490,7 +530,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     const double across = (copies > 1) * (2 * real * (s->params - s->experts) * (copies - 1) / copies * between
                                           + 2 * (copies - 1) * units * h->latency + k->sync * s->layers * log2(copies));
     const double reduce_scatter = real * per_stage + units * wait + across;
-    const double all_gather = c->stored * per_stage + units * wait;
+    const double all_gather = (c->fp8 ? 1 : c->stored) * per_stage + units * wait;
     /* In an interleaved pipeline a chunk's transfers are behind other chunks of p micro-batches. */
     const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
     /* These overlap as far as links allow; nothing hides the transfer of the last unit */
@@ -552,7 +592,8 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
                Stage *given)
 {
     Hardware reached = *datasheet, *h = &reached;
-    reached.nvlink *= k->links, reached.network *= k->links;
+    const double boost = h->boost ? h->boost : 1;
+    reached.nvlink *= k->links, reached.network *= k->links, reached.peak *= boost, reached.peak8 *= boost;
     Stage own[g->pp], *stages = given ? given : own;
     /* In 09 neighbors in a pipeline are tp x cp ranks apart, in nanotron tp x cp x dp. */
     const bool in_node = (c->framework == FOR_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
@@ -581,7 +622,8 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     const double pipeline = pipeline_time(g, stages, transfer);
     time.bubble = pipeline - busy;
     time.data += tied_time(m, g, c, h);
-    time.optimizer = UPDATE_BYTES * most / (g->tp * (g->zero ? shards(g) : 1) * h->bandwidth);
+    const double update = c->framework == FOR_09 || c->framework == FOR_NANOTRON ? UPDATE_BYTES : FUSED_UPDATE;
+    time.optimizer = update * most / (g->tp * (g->zero ? shards(g) : 1) * h->bandwidth);
     time.total = pipeline + time.data + time.optimizer + time.fixed;
     return time;
 }

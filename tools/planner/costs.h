@@ -34,14 +34,15 @@ typedef struct {
     double network;                 /* bytes/s that a node sends to others; of racks: that `domain` GPUs send */
     int domain;                     /* GPUs of a rack that NVLink joins; 0: nodes, whose GPUs a Cluster counts */
     double latency;                 /* seconds per transfer between two GPUs, beside those in Constants */
+    double boost;                   /* of its matmuls' rate, over others with this peak, by its power limit; 0: none */
     bool measured, gpu;             /* by 00_collectives: rates that are reached; whether it is a GPU */
 } Hardware;
 
 enum { NO_RECOMPUTATION, SELECTIVE_RECOMPUTATION, FULL_RECOMPUTATION };
 
 /* Whose way of running a step is planned: memory, kernels, what overlaps. In the order of the commands. */
-typedef enum { FOR_09, FOR_MEGATRON, FOR_NANOTRON, FOR_TORCHTITAN, FOR_FSDP_2023, FOR_MEGATRON_2022,
-               FRAMEWORKS } Framework;
+typedef enum { FOR_09, FOR_MEGATRON, FOR_NANOTRON, FOR_TORCHTITAN, FOR_FSDP_2023, FOR_MEGATRON_2025,
+               FOR_MEGATRON_2022, FRAMEWORKS } Framework;
 
 /* A parallel configuration: the grid of ranks, and how a step is split into micro-batches. */
 typedef struct {
@@ -55,11 +56,15 @@ typedef struct {
     int chunks;                     /* of layers per pipeline stage; more than 1: an interleaved schedule */
 } Grid;
 
+/* What the matmuls of blocks multiply: bf16 or fp32; fp8 with a scale per tensor, or per 32 elements (Blackwell). */
+typedef enum { NO_FP8, FP8, MXFP8, RECIPES } Recipe;
+
 typedef struct {
     int gpus, per_node;             /* in total; per node */
     Framework framework;
     bool published;                 /* times and rank order of the playbook's runs; costs.c names the differences */
     int stored;                     /* bytes per activation or weight: 2 in bf16, 4 in fp32 */
+    Recipe fp8;                     /* of the blocks' matmuls */
     int gradients;                  /* bytes per gradient: 6 in nanotron; 09 and models as it runs them: 4 */
     bool hides_exchange;            /* Megatron-LM's --overlap-moe-expert-parallel-comm; published runs lack it */
     int loss_rows;                  /* rows whose logits exist at once, of 09 and 11 */
@@ -70,14 +75,16 @@ enum { NODE = 8, TRAY = 4 };        /* GPUs per host: usually; in a rack */
 /* What only measurements can give: fitted to published runs (profiles.c, runs.c), or exact for --pretend. */
 typedef struct {
     double efficiency;              /* of matmuls: fraction of the peak */
+    double fp8;                     /* what matmuls in fp8 reach of their peak, over what those in bf16 reach */
     double attention;               /* of attention, whose kernels are slower */
     double launch;                  /* seconds per layer and micro-batch: the host starts its kernels, both ways */
+    double routing;                 /* seconds per layer of experts and micro-batch in which the GPU waits for the host:
+                                     * it must know how many tokens each expert has; not in a graph of the whole step */
     double hop;                     /* seconds per collective and hop of its ring outside NVLink */
     double sync;                    /* seconds per layer and replica over which its gradients are summed */
     double step;                    /* seconds per step, for any computation */
     double links;                   /* fraction of NVLink's and the network's datasheet rates that transfers reach */
     double stall;                   /* seconds per stalled transfer between pipeline stages (published runs only) */
-    double experts;                 /* of grouped matmuls; 0: as others */
 } Constants;
 enum { CONSTANTS = sizeof(Constants) / sizeof(double) };
 extern const char *const constant_name[CONSTANTS];
@@ -121,6 +128,7 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 /* Seconds of a step. Also fills in stages[pp], unless NULL. */
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
+bool is_megatron(const Cluster *c);                     /* Megatron-LM of today or of 2025 */
 double memory_limit(const Cluster *c);                  /* the fraction of a GPU's memory that a grid may use */
 
 /* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: with interleaved
@@ -144,21 +152,28 @@ typedef struct {
     int stages;                     /* of ZeRO that it has: bit z for ZeRO-z */
     double attention[2];            /* of Ampere and Hopper: fraction of the peak, by a publication; 0: as fitted */
     bool interleaves;               /* pipeline stages in chunks */
-    const char *measured;           /* GPUs on which the constants reproduce runs of it */
+    bool fp8;                       /* matmuls of blocks in fp8 */
 } Traits;
 extern const Traits frameworks[FRAMEWORKS];
 const char *framework_names(void);                      /* "09|megatron|..." */
 Framework framework_named(const char *name);            /* FRAMEWORKS: none */
 
-/* Constants of a kind of GPU, fitted to published runs; at most six. */
+/* Constants of frameworks on a generation of GPUs, fitted to published runs. */
 typedef struct {
     const char *name;
+    const char *frameworks, *gpus;  /* whose runs these are; between blanks */
+    bool in_fp8;                    /* all of them */
     Constants constants, start;     /* start: where a fit begins; 0: not fitted */
-    double error;                   /* median, of runs of a source that the fit leaves out: the worst source */
+    struct {
+        int runs;
+        double median, most;        /* errors in percent, if the fit leaves their source out; of nine in ten at most */
+    } evidence[2];                  /* of dense models; of mixtures */
 } Profile;
-enum { NANOTRON, UNFUSED, AMPERE, HOPPER, PROFILES };
+enum { NANOTRON, UNFUSED, AMPERE, HOPPER, MEGATRON_HOPPER, BLACKWELL_2025, MEGATRON_BLACKWELL, PROFILES };
 extern const Profile profiles[PROFILES];
+extern const double BLACKWELL;                          /* FLOP/s in bf16: no GPU of an older generation has as many */
 int profile_for(Framework f, const Hardware *h);        /* its index */
+bool has_evidence(Framework f, const Hardware *h, bool fp8, bool mixture);      /* runs like these were published */
 /* Its constants: of these profiles (NULL: of the table), with the attention of the framework. */
 Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES]);
 extern const Constants exact_constants;                 /* for --pretend: simulated hardware reaches its numbers */

@@ -53,6 +53,9 @@ void print_query(const Query *q)
     Model llama;
     if (!strstr(m->name, ".json") && model_find(&llama, format_text("llama3-%s", m->name)))
         printf("(%s of the %s; Llama 3's is --model %s)\n", m->name, m->in_09 ? "programs" : "playbook", llama.name);
+    if (q->cluster.fp8)
+        printf("matmuls of blocks in fp8, with a scale per %s; MFU is of bf16's peak\n",
+               q->cluster.fp8 == MXFP8 ? "32 elements (MXFP8)" : "tensor");
     if (m->experts)
         printf("a token takes %d experts, and so uses %s parameters\n", m->top_k, count_text(active_parameters(m)));
     printf("GPUs: %d x %s in nodes of %d%s; tokens per step: %s = %s x %s\n", gpus, q->hardware.name,
@@ -205,17 +208,26 @@ static void advise_fewer(const Query *q, double tokens)
                gpus, number_text(enough), q->cluster.gpus, number_text(tokens));
 }
 
-/* How far to trust the numbers: by the errors of sources whose runs the fit left out (profiles.c). */
+/* How far to trust the numbers: by the errors of runs like these, when the fit leaves their source out (profiles.c). */
 static void advise_trust(const Query *q)
 {
-    const Traits *f = &frameworks[q->cluster.framework];
-    const Profile *p = &profiles[profile_for(q->cluster.framework, &q->hardware)];
-    const char *gpu = q->hardware.name;
+    const Cluster *c = &q->cluster;
+    const bool mixture = q->model.experts > 0;
+    const Profile *p = &profiles[profile_for(c->framework, &q->hardware)];
+    const char *kind = mixture ? "mixtures" : "dense models", *name = frameworks[c->framework].command;
+    const char *in = c->fp8 ? "fp8" : c->stored == 2 ? "bf16" : "fp32";
 
-    if (!isinf(q->hardware.memory) && (q->model.experts || !strstr(f->measured, format_text("%.4s", gpu))))
-        printf("- No run of %s%s on %s was fitted to: the order of grids is reliable, absolute numbers within 25%%\n"
-               "  (of sources that the fit left out, the worst was off by %.0f%%).\n", f->command,
-               q->model.experts ? " with experts" : "", gpu, 100 * p->error);
+    if (isinf(q->hardware.memory))                      /* simulated */
+        return;
+    if (has_evidence(c->framework, &q->hardware, c->fp8, mixture))
+        printf("- How far to trust this: the %d published runs of %s in %s on%sare predicted\n"
+               "  with constants fitted to other sources. Half of them are off by less than %.1f%%, nine in ten by "
+               "less than %.0f%%.\n", p->evidence[mixture].runs, kind, name, p->gpus, p->evidence[mixture].median,
+               p->evidence[mixture].most);
+    else
+        printf("- How far to trust this: the planner knows no published run of %s in %s, in %s on %s.\n"
+               "  It takes constants that other runs gave (%s). Measure one grid before you rely on the numbers.\n",
+               kind, name, in, q->hardware.name, p->name);
 }
 
 void print_advice(const Query *q, const Candidates *c)
@@ -263,8 +275,11 @@ void print_formulas(const Query *q, const Grid *g)
         "100 bytes of memory traffic per parameter that this rank updates", "any step"};
     const Model *m = &q->model;
     const Constants *k = &q->constants;
-    const double rows = (double)g->micro_batch * m->seq / g->cp, rate = g->tp * k->efficiency * q->hardware.peak;
-    const double attend = g->tp * k->attention * q->hardware.peak;
+    const double boost = q->hardware.boost ? q->hardware.boost : 1, peak = boost * q->hardware.peak;
+    const double fraction = k->efficiency * (q->cluster.fp8 ? k->fp8 : 1);
+    const double fastest = q->cluster.fp8 ? boost * q->hardware.peak8 : peak;
+    const double rows = (double)g->micro_batch * m->seq / g->cp, rate = g->tp * k->efficiency * peak;
+    const double linear = g->tp * fraction * fastest, attend = g->tp * k->attention * peak;
     Stage stages[g->pp];
     const Time t = grid_time(m, g, &q->cluster, &q->hardware, k, stages);
     const Candidate c = candidate_of(q, g);
@@ -275,8 +290,8 @@ void print_formulas(const Query *q, const Grid *g)
     const double matrices = matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
     const double attention = attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD);
     printf("  block: 6 x tokens x matrix elements = %.4g FLOPs / (tp %d x %.3f x %.4g FLOP/s) = %s\n"
-           "    and 7 x tokens x h s = %.4g / (tp x %.3f x the same) = %s\n", matrices, g->tp, k->efficiency,
-           q->hardware.peak, seconds_text(matrices / rate), attention, k->attention, seconds_text(attention / attend));
+           "    and 7 x tokens x h s = %.4g / (tp x %.3f x %.4g) = %s\n", matrices, g->tp, fraction, fastest,
+           seconds_text(matrices / linear), attention, k->attention, peak, seconds_text(attention / attend));
     printf("  head: 6 x tokens x h v = %.4g FLOPs = %s\n"
            "  launches: %s per block (recomputed %s), and %s per transfer and hop outside NVLink\n"
            "  a step, all ranks: %.4g FLOPs, without recomputation\n", head_flops(m, rows),

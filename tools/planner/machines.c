@@ -28,7 +28,9 @@ static const Hardware table[] = {
     {"b200", 2250e12, 4500e12, 179.0 * GiB, 8e12, 900e9, 400e9},        /* an eighth of a DGX B200; 8 x 400 Gb/s */
     {"gb200", 2450e12, 4900e12, 185.0 * GiB, 8e12, 900e9, 72 * 50e9, 72},       /* DGX GB200: ConnectX-7, 400 Gb/s */
     {"b300", 2250e12, 4500e12, 268.6 * GiB, 8e12, 900e9, 800e9},        /* DGX B300: 8 x ConnectX-8, 800 Gb/s */
-    {"gb300", 2450e12, 4900e12, 277.5 * GiB, 8e12, 900e9, 72 * 100e9, 72},      /* DGX GB300: ConnectX-8 */
+    {"gb300", 2450e12, 4900e12, 277.5 * GiB, 8e12, 900e9, 72 * 100e9, 72, .boost = 1.2},        /* ConnectX-8; 1,400 W:
+                                                                 * in published runs of one model it is 1.12 to 1.31
+                                                                 * times as fast as GB200 with its 1,200 W */
     {"mi300x", 1307.4e12, 2614.9e12, 191.7 * GiB, 5.3e12, 448e9, 400e9},        /* 7 links of 64 GB/s, one per peer, all
                                                                  * of which a ring of 8 can use; 8 x 400 Gb/s */
 };

@@ -12,6 +12,11 @@
 const Question default_question = {.gpus = 64, .model = "8b", .hardware = "h100", .framework = "",
                                    .dtype = "bf16", .gated = -1, .tied = -1,};
 
+static const char *dtype_names(void)
+{
+    return "bf16|fp32|fp8|mxfp8";
+}
+
 #define AT(member) offsetof(Question, member)
 const QuestionOption question_options[] = {
     {"model", OPTION_TEXT, AT(model), 0, "NAME", " (8b), or a config.json of Hugging Face", 1, model_names},
@@ -44,7 +49,8 @@ const QuestionOption question_options[] = {
      "programs' --pretend", 2},
     {"batch", OPTION_NUMBER, AT(batch), 1 << 30, "TOKENS", "tokens per step (1M), rounded down to whole "
      "sequences", 2},
-    {"dtype", OPTION_TEXT, AT(dtype), 0, "bf16|fp32", "type of weights and activations (bf16)", 2},
+    {"dtype", OPTION_TEXT, AT(dtype), 0, "NAME", ": type of weights and activations (bf16); fp8 and, on Blackwell, "
+     "mxfp8: of what the blocks' matmuls multiply", 2, dtype_names},
     {"state-bytes", OPTION_NUMBER, AT(state_bytes), 20, "16|18|20", "bytes per parameter: 16 with bf16 gradients "
      "(DeepSpeed) or all in fp32 (torchtitan), 18 with fp32 gradients (Megatron-LM, 09), 20 with both (nanotron)", 2},
     {"tokens", OPTION_FACTOR, AT(tokens), 0, "TOKENS", "of the whole training, such as 300B or 15T: prints days and "
@@ -191,9 +197,10 @@ Query question_query(const Question *given)
     Query q = {.model = model(given), .tokens = given->tokens, .price = given->price};
     const int seq = q.model.seq, gpus = given->gpus, bytes = given->state_bytes;
     const bool fp32 = !strcmp(given->dtype, "fp32");
+    const Recipe fp8 = !strcmp(given->dtype, "fp8") ? FP8 : !strcmp(given->dtype, "mxfp8") ? MXFP8 : NO_FP8;
 
-    if (!fp32 && strcmp(given->dtype, "bf16"))
-        fail_usage("--dtype: expected bf16 or fp32, got '%s'", given->dtype);
+    if (!fp32 && !fp8 && strcmp(given->dtype, "bf16"))
+        fail_usage("--dtype: expected one of %s, got '%s'", dtype_names(), given->dtype);
     const Framework f = *given->framework ? framework_named(given->framework)
                         : q.model.in_09 ? FOR_09 : FOR_MEGATRON;
     if (f == FRAMEWORKS || (f == FOR_09 && !q.model.in_09))
@@ -201,7 +208,7 @@ Query question_query(const Question *given)
                    ? " but 09, which has no gated MLP, untied embedding or grouped queries" : "",
                    given->framework);
     if (bytes && (bytes < 16 || bytes % 2 || fp32 || (f == FOR_09 && bytes != 18)))
-        fail_usage("--state-bytes: expected 16, 18 or 20 with --dtype bf16, 18 for a model that 09 runs, got %d",
+        fail_usage("--state-bytes: expected 16, 18 or 20 without --dtype fp32, 18 for a model that 09 runs, got %d",
                    bytes);
     q.hardware = given->pretend ? hardware_simulated(given->pretend)
                  : given->machine.peak ? given->machine : hardware_named(given->hardware);
@@ -218,9 +225,15 @@ Query question_query(const Question *given)
     if (given->batch && given->batch < seq)
         fail_usage("--batch %d: expected at least the %d tokens of a sequence", given->batch, seq);
     q.sequences = given->batch ? given->batch / seq : (1 << 20) / seq > 1 ? (1 << 20) / seq : 1;
+    if (fp8 && !frameworks[f].fp8)
+        fail_usage("--dtype %s: expected bf16 or fp32, as %s has no fp8; --for megatron and torchtitan have it",
+                   given->dtype, frameworks[f].command);
+    if (fp8 && (!q.hardware.peak8 || (fp8 == MXFP8 && q.hardware.peak < BLACKWELL)))
+        fail_usage("--dtype %s: expected %s, which %s has", given->dtype, q.hardware.peak8 ? "bf16, fp32 or fp8"
+                   : "bf16 or fp32", q.hardware.name);
     const bool cpu = given->pretend || (q.hardware.measured && !q.hardware.gpu);
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
-                          .hides_exchange = f == FOR_MEGATRON, .stored = fp32 ? 4 : 2,
+                          .hides_exchange = f == FOR_MEGATRON, .stored = fp32 ? 4 : 2, .fp8 = fp8,
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
                           .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
     q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */

@@ -9,6 +9,7 @@
 #include "../../common/base/error.h"
 #include "../../common/base/print.h"
 #include "machines.h"
+#include "question.h"
 
 /* ---- The file ---- */
 
@@ -48,7 +49,7 @@ static double number(const Row *r, const char *name, double least, double otherw
     const char *text = text_of(r, name);
     char *end;
     const double x = strtod(text, &end);
-    const bool whole = !strstr(name, "per_gpu") && strcmp(name, "memory");
+    const bool whole = !strstr(name, "per_gpu") && strcmp(name, "memory") && strcmp(name, "network_gb_per_s");
 
     if (!*text && !isnan(otherwise))
         return otherwise;
@@ -60,7 +61,7 @@ static double number(const Row *r, const char *name, double least, double otherw
 
 static Run playbook_run(const Row *row)
 {
-    Run r = {.profile = NANOTRON, .weight = 1};
+    Run r = {.profile = NANOTRON, .weight = 1, .chunks = 1};
     const char *name = text_of(row, "model");
     Grid *g = &r.grid;
 
@@ -82,63 +83,64 @@ static Run playbook_run(const Row *row)
     return r;
 }
 
-/* Of published runs: what a source used; all others: Megatron-LM. DeepSpeed's did not interleave. */
-static const struct {
-    const char *source;
-    Framework framework;
-    bool deepspeed;
-} known[] = {
-    {"llm-foundry", FOR_FSDP_2023, false}, {"fsdp", FOR_TORCHTITAN, false}, {"torchtitan", FOR_TORCHTITAN, false},
-    {"nanotron", FOR_NANOTRON, false}, {"Narayanan", FOR_MEGATRON_2022, false},
-    {"Korthikanti", FOR_MEGATRON_2022, false}, {"DeepSpeed", FOR_MEGATRON_2022, true},
-    {"vTrain", FOR_MEGATRON_2022, true}, {"BLOOM", FOR_MEGATRON_2022, true}, {"NeoX", FOR_MEGATRON_2022, true},
-    {"", FOR_MEGATRON, false},
-};
+/* "yes" or "no". */
+static int yes(const Row *r, const char *name)
+{
+    const char *text = text_of(r, name);
+
+    if (strcmp(text, "yes") && strcmp(text, "no"))
+        fail("%s, line %d: column %s: expected yes or no, got '%s'", r->file, r->row, name, text);
+    return !strcmp(text, "yes");
+}
+
+/* The question whose sizes and hardware a row names. Without layers: the sizes of one of the planner's models. */
+static Question question_of(const Row *row)
+{
+    Question q = default_question;
+
+    q.model = text_of(row, "model"), q.framework = text_of(row, "framework"), q.hardware = text_of(row, "gpu");
+    q.dtype = *text_of(row, "dtype") ? text_of(row, "dtype") : q.dtype;
+    q.gpus = number(row, "gpus", 1, NAN), q.state_bytes = number(row, "state_bytes", 16, 0);
+    q.per_node = number(row, "per_node", 1, q.per_node);
+    q.sizes.seq = number(row, "seq", 1, NAN);
+    q.batch = q.sizes.seq * number(row, "sequences_per_step", 1, NAN);
+    if (!*text_of(row, "layers"))
+        return q;
+    q.model = "8b", q.gated = yes(row, "gated"), q.tied = yes(row, "tied");
+    q.sizes.layers = number(row, "layers", 1, NAN), q.sizes.hidden = number(row, "hidden", 1, NAN);
+    q.sizes.heads = number(row, "heads", 1, NAN), q.sizes.kv_heads = number(row, "kv_heads", 1, q.sizes.heads);
+    q.sizes.head_dim = number(row, "head_dim", 1, 0), q.sizes.vocab = number(row, "vocab", 1, NAN);
+    q.sizes.mlp = number(row, "mlp", 1, NAN), q.sizes.experts = number(row, "experts", 0, 0);
+    q.sizes.top_k = number(row, "top_k", 0, 0), q.sizes.expert_width = number(row, "expert_width", 0, 0);
+    q.capacity = 1;
+    return q;
+}
 
 static Run published_run(const Row *row)
 {
     Run r = {.name = strdup(text_of(row, "source"))};
-    const int hidden = number(row, "hidden", 1, NAN), heads = number(row, "heads", 1, NAN);
-    const int experts = number(row, "experts", 0, 0), width = number(row, "expert_width", 0, 0);
-    const int mlp = number(row, "mlp", 1, width ? width : NAN);
-    const int gpus = number(row, "gpus", 1, NAN);
     const char *layout = text_of(row, "layout"), *gpu = text_of(row, "gpu");
-    const char *counted = text_of(row, "in_statistics"), *network = strchr(gpu, ',');
-    double gigabits;
+    const double network = number(row, "network_gb_per_s", 0, 0);
 
-    r.query.model = (Model){.layers = number(row, "layers", 1, NAN), .hidden = hidden, .heads = heads,
-        .kv_heads = number(row, "kv_heads", 1, heads), .mlp = mlp, .vocab = number(row, "vocab", 1, 32000),
-        .seq = number(row, "seq", 1, NAN), .experts = experts, .top_k = number(row, "top_k", 0, experts ? 2 : 0),
-        .expert_width = experts && !width ? mlp : width, .gated = mlp != 4 * hidden || experts,
-        .capacity = 1};
-    snprintf(r.query.model.name, sizeof r.query.model.name, "%s", text_of(row, "model"));
-    const char *name = strstr(gpu, "HBM2e") ? "h100-96gb" : format_text("%.*s", (int)strcspn(gpu, ", "), gpu);
-    const Hardware *hardware = hardware_find(name);
-    if (!hardware) {
+    if (!hardware_find(gpu)) {
         r.wrong = strdup(format_text("gpu: expected one of %s, got '%s'", hardware_names(), gpu));
         return r;
     }
-    r.query.hardware = *hardware;
-    if (network && sscanf(network, ", %lf Gb/s per node", &gigabits) == 1)
-        r.query.hardware.network = gigabits / 8 * 1e9;
-    int of = 0;
-
-    while (!strcasestr(r.name, known[of].source))
-        of++;
-    const Framework f = known[of].framework;
-    r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = f, .stored = 2,
-                                .gradients = frameworks[f].gradients, .loss_rows = GPU_LOSS_ROWS};
-    r.query.sequences = number(row, "sequences_per_step", 1, NAN);
-    r.profile = profile_for(f, &r.query.hardware);
+    const Question question = question_of(row);
+    r.query = question_query(&question);
+    snprintf(r.query.model.name, sizeof r.query.model.name, "%s", text_of(row, "model"));
+    r.query.hardware.network = network ? 1e9 * network : r.query.hardware.network;
+    r.query.cluster.hides_exchange = !strcmp(text_of(row, "hides_exchange"), "yes");
+    r.profile = profile_for(r.query.cluster.framework, &r.query.hardware);
     r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
-    r.weight = r.measured && strcmp(counted, "no");
+    r.weight = r.measured && strcmp(text_of(row, "counted"), "no");
     const char *wrong = grid_read(&r.query, layout, &r.grid);
-    if (wrong && r.grid.zero == 1 && !(frameworks[f].stages & 1 << 1)) {        /* of FSDP: what comes nearest */
-        r.grid.zero = 2;
+    if (wrong && r.grid.zero == 1 && !(frameworks[r.query.cluster.framework].stages & 1 << 1)) {
+        r.grid.zero = 2;                                /* of FSDP: what comes nearest */
         wrong = grid_error(&r.query, &r.grid);
     }
     r.wrong = wrong ? strdup(wrong) : NULL;
-    r.chunks = known[of].deepspeed || strstr(layout, "chunks=") ? r.grid.chunks : r.query.model.layers;
+    r.chunks = strstr(layout, "chunks=") || r.grid.pp == 1 ? r.grid.chunks : r.query.model.layers;
     return r;
 }
 
@@ -214,15 +216,15 @@ void runs_write(const Runs *r, const char *file)
 
 /* ---- Predictions, and the fit of the constants ---- */
 
-/* How many chunks an interleaved pipeline had is rarely published: the fastest. */
-static Candidate predicted(const Run *r, const Constants k[PROFILES])
+/* The fastest of the run's grids with up to so many chunks of layers per pipeline stage. */
+static Candidate predicted(const Run *r, const Constants k[PROFILES], int chunks)
 {
     Query q = r->query;
     Grid g = r->grid;
     q.constants = constants_for(q.cluster.framework, &q.hardware, k);
     Candidate best = candidate_of(&q, &g);
 
-    for (g.chunks++; g.chunks <= r->chunks; g.chunks++)
+    for (g.chunks++; g.chunks <= chunks; g.chunks++)
         if (!grid_error(&q, &g)) {
             const Candidate c = candidate_of(&q, &g);
             best = c.tokens > best.tokens ? c : best;
@@ -235,9 +237,19 @@ void runs_predict(Runs *r, const Constants k[PROFILES], int group)
     for (Run *x = r->all; x < r->all + r->count; x++) {
         if (x->wrong || (group >= 0 && x->group != group))
             continue;
-        const Candidate c = predicted(x, k);
+        const Candidate c = predicted(x, k, x->chunks);
         x->predicted = c.tokens, x->predicted_memory = c.memory.total;
+        x->slowest = predicted(x, k, x->grid.chunks).tokens;
+        Run plain = *x;
+        plain.query.cluster.published = false;
+        x->planned = fabs(predicted(&plain, k, x->chunks).tokens / x->predicted - 1) < 1e-3;
     }
+}
+
+/* Whether a run judges predictions: an interval does not. */
+static bool counts(const Run *x)
+{
+    return !x->wrong && x->weight && x->chunks == x->grid.chunks;
 }
 
 static const double MAX_LOSS = 0.25;    /* per run */
@@ -248,8 +260,8 @@ static double loss(const Runs *r, int profile, const Constants k[PROFILES], int 
     double sum = 0, counted = 0;
 
     for (const Run *x = r->all; x < r->all + r->count; x++)
-        if (x->profile == profile && x->group != without && !x->wrong && x->weight) {
-            sum += x->weight * fmin(MAX_LOSS, fabs(log(predicted(x, k).tokens / x->measured)));
+        if (x->profile == profile && x->group != without && counts(x)) {
+            sum += x->weight * fmin(MAX_LOSS, fabs(log(predicted(x, k, x->chunks).tokens / x->measured)));
             counted += x->weight;
         }
     return counted ? sum / counted : NAN;
@@ -272,7 +284,7 @@ static void fit(const Runs *r, int profile, Constants k[PROFILES], int without)
             if (!start[c])
                 continue;
             x[c] *= exp((tried < CONSTANTS ? 0.3 : -0.3) / (1 << halved));
-            const double now = loss(r, profile, k, without);
+            const double now = x[c] <= 1 ? loss(r, profile, k, without) : INFINITY;
             if (now < least)
                 least = now, tried = -1, c = CONSTANTS - 1;
             else
@@ -290,6 +302,8 @@ void runs_fit(const Runs *r, Constants k[PROFILES], int without)
     for (int p = 0; p < PROFILES; p++) {
         if (p == HOPPER)
             k[p].attention = k[AMPERE].attention * HOPPER_ATTENTION;
+        if (p > MEGATRON_HOPPER)
+            k[p].fp8 = k[MEGATRON_HOPPER].fp8, k[p].routing = k[MEGATRON_HOPPER].routing;
         fit(r, p, k, without);
     }
 }
@@ -340,29 +354,63 @@ static double regret(const Runs *r, int set)
     return 1 - chosen / fastest;
 }
 
-/* Which runs: those of a group that count; or of all that count a kind. */
-enum { ALL = -1, EASY = -2, MIXTURES = -3 };
+/* Which runs: those of a group that count; or of all that count a kind, the last of which are of a profile, dense or
+ * mixtures. */
+enum { ALL = -1, EASY = -2, MIXTURES = -3, DENSE = -4, IN_FP8 = -5, PLANNED = -6, OF_PROFILE = -100 };
 static bool in(const Run *x, int group)
 {
-    return !x->wrong && x->weight
-           && (group == x->group || group == ALL || (group == MIXTURES && x->query.model.experts)
-               || (group == EASY && x->grid.pp == 1 && x->grid.tp <= 8));
+    const bool mixture = x->query.model.experts > 0;
+
+    if (!counts(x))
+        return false;
+    switch (group) {
+    case ALL: return true;
+    case EASY: return x->grid.pp == 1 && x->grid.tp <= 8;
+    case MIXTURES: return mixture;
+    case DENSE: return !mixture;
+    case IN_FP8: return x->query.cluster.fp8 != NO_FP8;
+    case PLANNED: return x->planned;
+    default: return group == x->group || (group == OF_PROFILE + 2 * x->profile + mixture && x->planned);
+    }
 }
 
-/* The median of n errors; NAN: none. */
+/* Below which errors this fraction of them is; NAN: there is none. Sorts them. */
+static double quantile(double *error, int n, double part)
+{
+    qsort(error, n, sizeof *error, ascending);
+    return !n ? NAN : part == 0.5 ? 50 * (error[(n - 1) / 2] + error[n / 2]) : 100 * error[(int)(part * (n - 1) + 0.5)];
+}
+
 typedef enum { SIZE, SIGNED, MEMORY } Error;
-static double median_error(const Runs *r, int group, Error which, int *n)
+static double error_of(const Run *x, Error which)
+{
+    const double e = which == MEMORY ? x->predicted_memory / x->memory - 1 : x->predicted / x->measured - 1;
+
+    return which == SIGNED ? e : fabs(e);
+}
+
+static double error_quantile(const Runs *r, int group, int kind, Error which, double part, int *n)
 {
     double error[r->count];
 
     *n = 0;
-    for (const Run *x = r->all; x < r->all + r->count; x++) {
-        const double e = which == MEMORY ? x->predicted_memory / x->memory - 1 : x->predicted / x->measured - 1;
-        if (in(x, group) && isfinite(e))
-            error[(*n)++] = which == SIGNED ? e : fabs(e);
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (in(x, group) && in(x, kind) && isfinite(error_of(x, which)))
+            error[(*n)++] = error_of(x, which);
+    return quantile(error, *n, part);
+}
+
+/* Of each source's median error, for its runs of a kind: the median, or the worst (part 1). */
+static double of_sources(const Runs *r, int kind, double part)
+{
+    double median[r->groups];
+    int n, sources = 0;
+
+    for (int g = 0; g < r->groups; g++) {
+        median[sources] = error_quantile(r, g, kind, SIZE, 0.5, &n) / 100;
+        sources += n > 0;
     }
-    qsort(error, *n, sizeof *error, ascending);
-    return *n ? 100 * (error[(*n - 1) / 2] + error[*n / 2]) / 2 : NAN;
+    return quantile(median, sources, part);
 }
 
 /* The rank correlation within a set; NAN: it has too few runs. */
@@ -384,12 +432,13 @@ static void print_errors(const Runs *r, int group, const char *name)
 {
     double sum = 0, lost = 0;
     int n, of = 0, sets = 0;
-    const double error = median_error(r, group, SIZE, &n), bias = median_error(r, group, SIGNED, &n);
+    const double error = error_quantile(r, group, ALL, SIZE, 0.5, &n);
+    const double bias = error_quantile(r, group, ALL, SIGNED, 0.5, &n);
     const int runs = n;
 
     if (!runs)
         return;
-    const double memory = median_error(r, group, MEMORY, &n);
+    const double memory = error_quantile(r, group, ALL, MEMORY, 0.5, &n);
     printf("%-40s %4d %13.1f%% %+7.1f%%", name, runs, error, bias);
     printf(n ? " %7.1f%%" : "        -", memory);
     for (int s = 0; s < r->sets; s++) {
@@ -400,8 +449,33 @@ static void print_errors(const Runs *r, int group, const char *name)
     printf(sets ? " %9.2f %7.1f%% (%d)\n" : "         -        -\n", sum / sets, lost / sets, sets);
 }
 
+/* Runs that differ in fp8 only: how far the predicted gain of fp8 is from the published one. */
+static void print_pairs(const Runs *r)
+{
+    double error[r->count];
+    int n = 0;
+
+    for (const Run *a = r->all; a < r->all + r->count; a++)
+        for (const Run *b = r->all; b < r->all + r->count; b++)
+            if (in(a, ALL) && in(b, IN_FP8) && !a->query.cluster.fp8 && !memcmp(&a->grid, &b->grid, sizeof a->grid)
+                && !strcmp(a->query.model.name, b->query.model.name) && a->query.sequences == b->query.sequences
+                && a->query.cluster.gpus == b->query.cluster.gpus && a->query.hardware.peak == b->query.hardware.peak
+                && a->query.cluster.framework == b->query.cluster.framework)
+                error[n++] = fabs(b->predicted / a->predicted / (b->measured / a->measured) - 1);
+    if (n)
+        printf("pairs of bf16 and fp8: %d; the gain is off by %.1f%% (median), %.1f%% at most\n", n,
+               quantile(error, n, 0.5), quantile(error, n, 1));
+}
+
 void runs_print(const Runs *r)
 {
+    static const struct {
+        int group;
+        const char *name;
+    } kinds[] = {{ALL, "all that count"}, {DENSE, "dense models"}, {MIXTURES, "mixtures of experts"},
+                 {IN_FP8, "in fp8"}, {EASY, "pp = 1 and tp <= 8"}, {PLANNED, "without stalls and slow rings"}};
+    int n;
+
     printf("%-40s runs   median error   signed   memory  Spearman   regret (sets)\n",
            r->playbook ? "model, nodes" : "source");
     for (int g = 0; g < r->groups; g++) {
@@ -411,9 +485,23 @@ void runs_print(const Runs *r)
         print_errors(r, g, x->name);
     }
     printf("\n");
-    print_errors(r, ALL, "all that count");
-    print_errors(r, MIXTURES, "mixtures of experts");
-    print_errors(r, EASY, "pp = 1 and tp <= 8");
+    for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
+        if (kinds[i].group != PLANNED || r->playbook)
+            print_errors(r, kinds[i].group, kinds[i].name);
+    printf("medians of the sources: dense %.1f%%, mixtures %.1f%%; the worst of a source %.1f%%\n",
+           of_sources(r, DENSE, 0.5), of_sources(r, MIXTURES, 0.5), of_sources(r, ALL, 1));
+    print_pairs(r);
+    printf("\nby constants                             runs   median error   of nine in ten at most\n");
+    for (int p = 0; p < 2 * PROFILES; p++) {
+        const double error = error_quantile(r, OF_PROFILE + p, ALL, SIZE, 0.5, &n);
+        if (n)
+            printf("%-40s %4d %13.1f%% %23.1f%%\n", format_text("%s, %s", profiles[p / 2].name, p % 2 ? "mixtures"
+                   : "dense"), n, error, error_quantile(r, OF_PROFILE + p, ALL, SIZE, 0.9, &n));
+    }
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (!x->wrong && x->chunks > x->grid.chunks)
+            printf("chunks unknown: %s, %s: %.4g, predicted %.4g to %.4g\n", x->name, x->query.model.name, x->measured,
+                   x->slowest, x->predicted);
     for (const Run *x = r->all; x < r->all + r->count; x++)
         if (x->wrong)
             printf("not predicted: %s, %s: %s\n", x->name, x->query.model.name, x->wrong);

@@ -7,13 +7,15 @@
 typedef struct {
     Query query;                    /* one grid's */
     Grid grid;
-    int chunks;                     /* at most as many, where interleaved */
+    int chunks;                     /* the grid's; more: as many as it may have had, as their number is not published */
     int profile;                    /* of its constants */
     int group;                      /* what cross-validation leaves out at once: the source; a model on so many nodes */
     int set;                        /* runs from which a planner chooses: of one group, model and number of GPUs */
     double weight;                  /* in a fit; 0: none, and not counted either */
     double measured, memory;        /* tokens/s per GPU; bytes on the rank that needed most, or 0: not published */
     double predicted, predicted_memory;
+    double slowest;                 /* predicted with the grid's chunks, while `predicted` has the fastest number */
+    bool planned;                   /* predicted as a plan is: without stalls and slow rings */
     char *name, *line, *wrong;      /* of the group; as in the file; why it is not predicted, or NULL */
 } Run;
 

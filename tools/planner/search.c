@@ -100,7 +100,7 @@ const char *grid_error(const Query *q, const Grid *g)
     if (ranks != q->cluster.gpus)
         return format_text("tp %d x cp %d x pp %d x dp %d: expected %d ranks, one per GPU, got %.0f", g->tp, g->cp,
                            g->pp, g->dp, q->cluster.gpus, ranks);
-    const bool shares = q->cluster.framework == FOR_MEGATRON;   /* a head of keys, and an expert */
+    const bool shares = is_megatron(&q->cluster);   /* a head of keys, and an expert */
     if (m->heads % g->tp || (m->kv_heads % g->tp && (!shares || g->tp % m->kv_heads)))
         return format_text("tp %d: expected a divisor of the %d %sheads: %s%s", g->tp, m->kv_heads,
                            m->kv_heads < m->heads ? "key-value " : "", divisors_text(m->kv_heads),
