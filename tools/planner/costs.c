@@ -390,8 +390,8 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
 
 /* Seconds per block and pass of the all-to-alls of the slots, there and back. 11 hides those of one local expert behind
  * the matmuls of another, but for the first and last in forward and the first in backward. Megatron-LM's (DeepEP) send
- * a token to a node once, however many of its experts are there; NVLink distributes it meanwhile. `rate`: of a GPU's
- * matmuls. */
+ * a token to a node once, or inside a node to a rank, however many of its experts are there; NVLink distributes it
+ * meanwhile. `rate`: of a GPU's matmuls. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
     const double slots = m->capacity * m->top_k * local_tokens(m, g) / g->tp, E = (double)m->experts / g->ep;
@@ -410,9 +410,9 @@ static double exchange_time(const Model *m, const Grid *g, const Cluster *c, con
 
 /* Seconds per block of tensor parallelism's transfers that are not hidden, in attention and, unless its experts are
  * whole, the MLP. In fp8 an all-gather takes half as long. Of attention and of the MLP 09 hides a reduce-scatter behind
- * the matmul of weight gradients. Megatron-LM (--tp-comm-overlap) splits each matmul in t parts, and transfers one part
- * while it multiplies the next. With more ranks than heads of keys and values it splits attention's first matmul over
- * all of them, too; then it all-gathers q, k and v. */
+ * the matmul of weight gradients, Megatron-LM also an all-gather. But in a node (--tp-comm-overlap) Megatron-LM splits
+ * each matmul in t parts, and transfers one while it multiplies the next. With more ranks than heads of keys and values
+ * it splits attention's first matmul over all of them, too; then it all-gathers q, k and v. */
 static double tensor_time(const Model *m, const Grid *g, const Cluster *c, double transfer, double rate, Pass pass,
                           bool mlp)
 {
@@ -421,12 +421,12 @@ static double tensor_time(const Model *m, const Grid *g, const Cluster *c, doubl
     const double one = pass == FORWARD ? gather + transfer : 2 * gather + transfer;
     const double matmuls = (pass == FORWARD ? 1 : 2) * column / m->hidden;
     const double qkv = g->tp > m->kv_heads ? query_width(m) * (1 + 2.0 * m->kv_heads / m->heads) / m->hidden : 0;
-    const int hidden = pass == BACKWARD && c->framework == FOR_09;
+    const int hidden = pass == FORWARD ? 0 : c->framework == FOR_09 ? 1 : is_megatron(c) ? 2 : 0;
 
-    if (is_megatron(c))
+    if (is_megatron(c) && g->tp <= c->per_node)
         return qkv * transfer + fmax(one / g->tp, one - matmuls * attention_matrices(m))
                + mlp * fmax(one / g->tp, one - matmuls * mlp_elements(m, m->mlp));
-    return (1 + mlp) * (one - hidden * transfer)
+    return qkv * transfer + (1 + mlp) * (one - hidden * transfer)
            + hidden * (mlp * fmax(0, transfer - column * m->mlp) + fmax(0, transfer - column * 3 * m->hidden));
 }
 
@@ -469,7 +469,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
                             / attend;
     const double outputs = m->experts ? 2 * g->etp * m->capacity * m->top_k * m->hidden : 0;    /* not saved */
-    const double uses = c->framework == FOR_NANOTRON ? NANOTRON_USES : USES + (g->recompute ? REPEATED_USES : 0);
+    const double uses = (c->framework == FOR_NANOTRON ? NANOTRON_USES : USES) + (g->recompute ? REPEATED_USES : 0);
     const double casts = c->fp8 ? CAST_BYTES * quantized(m) : 0;
     const double saved = saved_bytes(m, g, c, NO_RECOMPUTATION) + outputs;
     const double moved = (uses * saved + casts) * rows / (t * h->bandwidth);
