@@ -26,8 +26,10 @@ static const double GAP = 1.0 / 8;
 /* Of attention or the MLP, with tensor parallelism; all-gathers: 1, 2; reduce-scatters: 1, 1. */
 static const int FORWARD_COLLECTIVES = 2, BACKWARD_COLLECTIVES = 3;
 /* Of ZeRO-2's and 3's transfers at least this fraction is exposed: fitted to published runs of FSDP on 16 to 512 GPUs
- * (fsdp_runs.csv), which lose 0 to 9% although by their bytes nearly all transfers would hide. */
+ * (fsdp_runs.csv), which lose 0 to 9% although by their bytes nearly all transfers would hide. Taken for all-to-alls
+ * behind another micro-batch and transfers of interleaved pipelines, too: published_runs.csv has runs with both. */
 static const double EXPOSED = 0.15;
+static const double BUFFERS = 0.4 * GiB;        /* of libraries: fits the memory of the playbook's runs best */
 static const int CONGESTED = 64;                /* nodes from which on all published pipelines but one stalled */
 
 /* ---- The model ---- */
@@ -296,7 +298,7 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
     const double gathered = g->zero == 3 ? (block_parameters(m) - expert_parameters(m)) / t + experts_here : 0;
     Memory memory = {.bytes = {
         [MEM_ACTIVATIONS] = width * tokens * (saved + logits),
-        [MEM_WORKSPACE] = 0.4 * (1 << 30) + 8 * gathered}};
+        [MEM_WORKSPACE] = BUFFERS + 8 * gathered}};
 
     for (int experts = 0; experts <= 1; experts++) {
         const double params = experts ? s->experts / whole / g->ep : (s->params - s->experts) / t;
