@@ -488,8 +488,11 @@ void runs_print(const Runs *r)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (kinds[i].group != PLANNED || r->playbook)
             print_errors(r, kinds[i].group, kinds[i].name);
-    printf("medians of the sources: dense %.1f%%, mixtures %.1f%%; the worst of a source %.1f%%\n",
-           of_sources(r, DENSE, 0.5), of_sources(r, MIXTURES, 0.5), of_sources(r, ALL, 1));
+    printf("medians of the sources:");
+    for (int kind = DENSE; kind <= MIXTURES; kind++)
+        if (!isnan(of_sources(r, kind, 0.5)))
+            printf(" %s %.1f%%,", kind == DENSE ? "dense" : "mixtures", of_sources(r, kind, 0.5));
+    printf(" the worst of a source %.1f%%\n", of_sources(r, ALL, 1));
     print_pairs(r);
     printf("\nby constants                             runs   median error   of nine in ten at most\n");
     for (int p = 0; p < 2 * PROFILES; p++) {
