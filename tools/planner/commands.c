@@ -90,7 +90,8 @@ static void print_megatron(const Query *q, const Grid *g)
     const bool accounts = g->chunks > 1 && !even && (m->layers + 2) % (g->pp * g->chunks) == 0;
     const bool last = g->chunks == 1 && !even && first == g->pp - 1, mxfp8 = q->cluster.fp8 == MXFP8;
     const bool graph = m->experts && mxfp8 && q->cluster.framework == FOR_MEGATRON;
-    const bool flex = graph || g->ep * g->etp > q->cluster.per_node;
+    const bool deep = has_deep_ep(g, &q->cluster);
+    const char *dispatcher = deep ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall";
     column = printf("   Megatron-LM:");
     word(g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster), "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
@@ -106,12 +107,11 @@ static void print_megatron(const Query *q, const Grid *g)
     word(m->experts, "--num-experts %d --moe-ffn-hidden-size %d", m->experts, m->expert_width);
     word(m->experts, "--moe-router-topk %d --moe-grouped-gemm", m->top_k);
     word(m->experts, "--moe-token-dispatcher-type %s",
-         graph ? "flex --moe-flex-dispatcher-backend hybridep" : flex ? "flex --moe-flex-dispatcher-backend deepep"
-         : "alltoall");
+         graph ? "flex --moe-flex-dispatcher-backend hybridep" : dispatcher);
     word(graph, "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad --te-rng-tracker");
     word(graph, "--use-transformer-engine-op-fuser --moe-pad-experts-for-cuda-graph-inference");
     word(graph, "--moe-paged-stash --moe-expert-rank-capacity-factor 1.5");
-    word(flex || m->experts >= 32, "--moe-router-dtype fp32");        /* else it warns */
+    word(graph || deep || m->experts >= 32, "--moe-router-dtype fp32");        /* else it warns */
     word(m->experts && m->capacity > 1, "--moe-expert-capacity-factor %g", m->capacity);
     word(m->shared, "--moe-shared-expert-intermediate-size %d", m->shared * m->expert_width);
     word(m->dense, "--moe-layer-freq \"[0]*%d+[1]*%d\"", m->dense, m->layers - m->dense);
@@ -169,9 +169,13 @@ static void print_nanotron_model(const Query *q, const Grid *g)
     if (m->shared)
         printf(",\n        enable_shared_expert: true, shared_expert_intermediate_size: %d",
                m->shared * m->expert_width);
-    for (int i = m->dense; m->dense && i < m->layers; i++)      /* the blocks that have experts */
-        printf("%s%d", i == m->dense ? ",\n        layers: [" : i % 20 ? ", " : ",\n        ", i);
-    printf("%s%s}}", m->dense ? "]" : "", m->experts ? "}" : "");
+    if (m->dense) {
+        printf(",\n        layers: [%d", m->dense);          /* the blocks that have experts */
+        for (int i = m->dense + 1; i < m->layers; i++)
+            printf(i % 20 ? ", %d" : ",\n        %d", i);
+        printf("]");
+    }
+    printf(m->experts ? "}}}" : "}}");
 }
 
 static void print_nanotron(const Query *q, const Grid *g)

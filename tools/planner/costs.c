@@ -391,9 +391,8 @@ static double ring_time(const Model *m, const Grid *g, const Cluster *c, const H
 }
 
 /* Seconds per block and pass of the all-to-alls of the slots, there and back. 11 hides those of one local expert behind
- * the matmuls of another, but for the first and last in forward and the first in backward. Megatron-LM's (DeepEP) send
- * a token to a node once, or inside a node to a rank, however many of its experts are there; NVLink distributes it
- * meanwhile. `rate`: of a GPU's matmuls. */
+ * the matmuls of another, but for the first and last in forward and the first in backward. NVLink distributes what
+ * DeepEP sent to a node meanwhile. `rate`: of a GPU's matmuls. */
 static double exchange_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, double rate, Pass pass)
 {
     const double slots = m->capacity * m->top_k * local_tokens(m, g) / g->tp, E = (double)m->experts / g->ep;
@@ -401,7 +400,8 @@ static double exchange_time(const Model *m, const Grid *g, const Cluster *c, con
     const double leaving = (g->ep - (g->ep > inside ? inside : 1.0)) / g->ep;     /* the node; the rank */
     const double link = g->ep > inside ? h->network / c->per_node : h->nvlink, nodes = (double)g->ep / inside;
     const double places = nodes > 1 ? nodes : g->ep;
-    const double once = is_megatron(c) ? places * (1 - pow(1 - 1 / places, m->top_k)) / m->top_k : 1;
+    const bool deep = is_megatron(c) && has_deep_ep(g, c);
+    const double once = deep ? places * (1 - pow(1 - 1 / places, m->top_k)) / m->top_k : 1;
     const double one = slots / E * m->hidden * c->stored * leaving * once / link + h->latency;
     const double matmuls = (pass == FORWARD ? 2 : 4) * slots / E * mlp_elements(m, m->expert_width) / rate;
 
@@ -423,7 +423,7 @@ static double tensor_time(const Model *m, const Grid *g, const Cluster *c, doubl
     const double one = pass == FORWARD ? gather + transfer : 2 * gather + transfer;
     const double matmuls = (pass == FORWARD ? 1 : 2) * column / m->hidden;
     const double qkv = g->tp > m->kv_heads ? query_width(m) * (1 + 2.0 * m->kv_heads / m->heads) / m->hidden : 0;
-    const int hidden = pass == FORWARD ? 0 : c->framework == FOR_09 ? 1 : is_megatron(c) ? 2 : 0;
+    const int hidden = pass == FORWARD ? 0 : (c->framework == FOR_09) + 2 * is_megatron(c);
 
     if (is_megatron(c) && g->tp <= c->per_node)
         return qkv * transfer + fmax(one / g->tp, one - matmuls * attention_matrices(m))
@@ -443,6 +443,11 @@ static double repeated(const Model *m, const Grid *g, const Cluster *c)
 static double exposed(double transfers, double compute)
 {
     return fmax(transfers - compute, EXPOSED * transfers);
+}
+
+bool has_deep_ep(const Grid *g, const Cluster *c)
+{
+    return g->ep > 1 && (g->etp == 1 || g->ep * g->etp > c->per_node);
 }
 
 bool hides_exchange(const Grid *g, const Cluster *c)
@@ -481,7 +486,7 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double transfer = rows * m->hidden * c->stored * (t - 1) / t / (t <= c->per_node ? h->nvlink : h->network)
                             + (t - 1) * h->latency;
     /* Over etp: an all-gather of slots after an all-to-all, a reduce-scatter before the other; DeepEP needs neither. */
-    const double slots = g->ep * g->etp > c->per_node ? 0 : 2 * m->capacity * m->top_k * rows / t;
+    const double slots = has_deep_ep(g, c) ? 0 : 2 * m->capacity * m->top_k * rows / t;
     const double whole = (g->etp - 1) * (slots * m->hidden * c->stored / h->nvlink + 2 * h->latency);
     const double loss = 2 * ceil(rows / c->loss_rows) * 2 * (t - 1) * h->latency;       /* all-reduce max and sums */
     /* Today's recipes in MXFP8 run a whole step as one graph, in which no host waits for the router. */

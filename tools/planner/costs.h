@@ -57,7 +57,7 @@ typedef struct {
 } Grid;
 
 /* What the matmuls of blocks multiply: bf16 or fp32; fp8 with a scale per tensor, or per 32 elements (Blackwell). */
-typedef enum { NO_FP8, FP8, MXFP8, RECIPES } Recipe;
+typedef enum { NO_FP8, FP8, MXFP8 } Recipe;
 
 typedef struct {
     int gpus, per_node;             /* in total; per node */
@@ -135,6 +135,10 @@ double memory_limit(const Cluster *c);                  /* the fraction of a GPU
  * pipeline stages or none, without full recomputation. */
 bool hides_exchange(const Grid *g, const Cluster *c);
 
+/* Whether Megatron-LM's all-to-alls are DeepEP's, which send a token to a node once, or inside a node to a rank once,
+ * however many of its experts are there. If etp splits experts inside a node, they are NCCL's. */
+bool has_deep_ep(const Grid *g, const Cluster *c);
+
 double grid_tokens(const Model *m, const Grid *g);      /* per step */
 
 /* Ranks among which all experts of a block are shared out: dp x cp; where ep folds over tp too (11, Megatron-LM,
@@ -158,7 +162,7 @@ extern const Traits frameworks[FRAMEWORKS];
 const char *framework_names(void);                      /* "09|megatron|..." */
 Framework framework_named(const char *name);            /* FRAMEWORKS: none */
 
-/* Constants of frameworks on a generation of GPUs, fitted to published runs. */
+/* Constants of frameworks on a generation of GPUs, at most six of them fitted to published runs. */
 typedef struct {
     const char *name;
     const char *frameworks, *gpus;  /* whose runs these are; between blanks */
@@ -173,7 +177,7 @@ enum { NANOTRON, UNFUSED, AMPERE, HOPPER, MEGATRON_HOPPER, BLACKWELL_2025, MEGAT
 extern const Profile profiles[PROFILES];
 extern const double BLACKWELL;                          /* FLOP/s in bf16: no GPU of an older generation has as many */
 int profile_for(Framework f, const Hardware *h);        /* its index */
-bool has_evidence(Framework f, const Hardware *h, bool fp8, bool mixture);      /* runs like these were published */
+bool has_evidence(const Cluster *c, const Hardware *h, bool mixture);   /* runs like these were published */
 /* Its constants: of these profiles (NULL: of the table), with the attention of the framework. */
 Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES]);
 extern const Constants exact_constants;                 /* for --pretend: simulated hardware reaches its numbers */

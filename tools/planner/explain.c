@@ -150,9 +150,9 @@ void print_steps(const Query *q, const Candidates *c)
 
     if (q->tokens) {
         const double hours = q->tokens / best->tokens / 3600;
-        const bool few = q->tokens < 1e12;
-        printf("%.4g%c tokens take %.4g days and %s GPU-hours", q->tokens / (few ? 1e9 : 1e12), few ? 'B' : 'T',
-               hours / n / 24, number_text(hours));
+        const char *tokens = q->tokens < 1e12 ? format_text("%.4gB", q->tokens / 1e9)
+                             : format_text("%.4gT", q->tokens / 1e12);
+        printf("%s tokens take %.4g days and %s GPU-hours", tokens, hours / n / 24, number_text(hours));
         if (q->price)
             printf(", which cost %s at %g each", number_text(hours * q->price), q->price);
         printf(".\n\n");
@@ -219,7 +219,7 @@ static void advise_trust(const Query *q)
 
     if (isinf(q->hardware.memory))                      /* simulated */
         return;
-    if (has_evidence(c->framework, &q->hardware, c->fp8, mixture))
+    if (has_evidence(c, &q->hardware, mixture))
         printf("- How far to trust this: the %d published runs of %s in %s on%sare predicted\n"
                "  with constants fitted to other sources. Half of them are off by less than %.1f%%, nine in ten by "
                "less than %.0f%%.\n", p->evidence[mixture].runs, kind, name, p->gpus, p->evidence[mixture].median,
@@ -235,7 +235,7 @@ void print_advice(const Query *q, const Candidates *c)
     const Candidate *best = &c->all[0];
 
     advise_fewer(q, best->tokens * q->cluster.gpus);
-    if (best->mfu > q->constants.efficiency)
+    if (!q->cluster.fp8 && best->mfu > q->constants.efficiency)
         printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "
                "causal half.\n", 100 * q->constants.efficiency);
     advise_trust(q);

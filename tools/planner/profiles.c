@@ -40,10 +40,10 @@ const Profile profiles[PROFILES] = {
     [MEGATRON_HOPPER] = {"megatron-hopper", " megatron megatron-2025 ", " h100 ", false, {.efficiency = 0.647,
                          TRANSFORMER_ENGINE}, {.efficiency = 0.6, .fp8 = 0.9, .routing = 4e-3},
                          {{24, 2.7, 11.9}, {6, 8.2, 14.8}}},
-    [BLACKWELL_2025] = {"blackwell-2025", " megatron-2025 ", " b200 gb200 b300 ", false, {.efficiency = 0.485,
-                        TRANSFORMER_ENGINE}, {.efficiency = 0.5}, {{5, 5.0, 8.5}, {13, 20.5, 73.4}}},
-    [MEGATRON_BLACKWELL] = {"megatron-blackwell", " megatron ", " b200 gb200 b300 gb300 ", true, {.efficiency = 0.574,
-                            TRANSFORMER_ENGINE}, {.efficiency = 0.6}, {{13, 4.7, 11.1}, {9, 9.0, 13.2}}},
+    [BLACKWELL_2025] = {"blackwell-2025", " megatron-2025 ", " b200 gb200 b300 ", false, {.efficiency = 0.494,
+                        TRANSFORMER_ENGINE}, {.efficiency = 0.5}, {{5, 3.1, 6.6}, {14, 23.2, 73.4}}},
+    [MEGATRON_BLACKWELL] = {"megatron-blackwell", " megatron ", " b200 gb200 b300 gb300 ", true, {.efficiency = 0.573,
+                            TRANSFORMER_ENGINE}, {.efficiency = 0.6}, {{12, 4.8, 11.1}, {9, 9.1, 13.3}}},
 };
 const Constants exact_constants = {.efficiency = 1, .attention = 1, .fp8 = 1, .links = 1};
 
@@ -97,12 +97,12 @@ static bool listed(const char *list, const char *name)
     return strstr(list, format_text(" %s ", name));
 }
 
-bool has_evidence(Framework f, const Hardware *h, bool fp8, bool mixture)
+bool has_evidence(const Cluster *c, const Hardware *h, bool mixture)
 {
-    const Profile *p = &profiles[profile_for(f, h)];
+    const Profile *p = &profiles[profile_for(c->framework, h)];
 
-    return p->evidence[mixture].runs && listed(p->frameworks, frameworks[f].name) && listed(p->gpus, h->name)
-           && (fp8 || !p->in_fp8);
+    return p->evidence[mixture].runs && listed(p->frameworks, frameworks[c->framework].name) && listed(p->gpus, h->name)
+           && c->stored == 2 && (c->fp8 || !p->in_fp8);
 }
 
 Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES])

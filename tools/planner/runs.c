@@ -378,7 +378,9 @@ static bool in(const Run *x, int group)
 static double quantile(double *error, int n, double part)
 {
     qsort(error, n, sizeof *error, ascending);
-    return !n ? NAN : part == 0.5 ? 50 * (error[(n - 1) / 2] + error[n / 2]) : 100 * error[(int)(part * (n - 1) + 0.5)];
+    if (!n)
+        return NAN;
+    return part == 0.5 ? 50 * (error[(n - 1) / 2] + error[n / 2]) : 100 * error[(int)(part * (n - 1) + 0.5)];
 }
 
 typedef enum { SIZE, SIGNED, MEMORY } Error;
@@ -488,11 +490,10 @@ void runs_print(const Runs *r)
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (kinds[i].group != PLANNED || r->playbook)
             print_errors(r, kinds[i].group, kinds[i].name);
-    printf("medians of the sources:");
     for (int kind = DENSE; kind <= MIXTURES; kind++)
         if (!isnan(of_sources(r, kind, 0.5)))
-            printf(" %s %.1f%%,", kind == DENSE ? "dense" : "mixtures", of_sources(r, kind, 0.5));
-    printf(" the worst of a source %.1f%%\n", of_sources(r, ALL, 1));
+            printf("medians of the sources, %s: %.1f%%, the worst %.1f%%\n", kind == DENSE ? "dense" : "mixtures",
+                   of_sources(r, kind, 0.5), of_sources(r, kind, 1));
     print_pairs(r);
     printf("\nby constants                             runs   median error   of nine in ten at most\n");
     for (int p = 0; p < 2 * PROFILES; p++) {
