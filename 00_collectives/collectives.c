@@ -366,11 +366,13 @@ static const char *who(const Collective *a, int n, double is, double should)
     return text;
 }
 
-/* Fails, with what, and the case that it was. */
-static void wrong(const Collective *a, Comm *c, int64_t K, const char *what)
+/* What every error line begins with. */
+static char context[200] = "00_collectives";
+
+static void name_case(const Collective *a, Comm *c, int64_t K)
 {
-    fail("%s, %s, of %lld elements on %d ranks, root %d: %s", a->name, algorithm_name[a->algorithm], (long long)K,
-         comm_size(c), root, what);
+    snprintf(context, sizeof context, "00_collectives: %s, %s, of %lld elements on %d ranks, root %d", a->name,
+             algorithm_name[a->algorithm], (long long)K, comm_size(c), root);
 }
 
 static int shard_of(int64_t i, int64_t K, int n)
@@ -395,6 +397,7 @@ static void verify_size(const Collective *a, Comm *c, Tensor ours, Tensor theirs
         x[i] = a->own && (i < own.first || i >= own.first + own.count) ? -1 : element(a, fill, r, i);
     device_upload(ours.data, x, bytes);
     device_upload(theirs.data, x, bytes);
+    name_case(a, c, K);
     comm_stats_reset();
     a->ours(c, ours);
     if (inboxed)
@@ -411,12 +414,11 @@ static void verify_size(const Collective *a, Comm *c, Tensor ours, Tensor theirs
             const char *why = fill == INTEGERS ? ": it has other elements' contributions" : "";
             if (fill == WHO)
                 why = who(a, n, x[i], y[i]);
-            wrong(a, c, K, format_text("element %lld, of shard %d, is %.9g on rank %d, expected %.9g%s", (long long)i,
-                                       shard_of(i, K, n), x[i], r, y[i], why));
+            fail("element %lld, of shard %d, is %.9g on rank %d, expected %.9g%s", (long long)i, shard_of(i, K, n),
+                 x[i], r, y[i], why);
         }
     if (sent != predicted)
-        wrong(a, c, K, format_text("rank %d sends %lld bytes, but the formula gives %lld", r, (long long)sent,
-                                   (long long)predicted));
+        fail("rank %d sends %lld bytes, but the formula gives %lld", r, (long long)sent, (long long)predicted);
     free(x);
     free(y);
 }
@@ -438,6 +440,33 @@ static void verify_barrier(Comm *c, Tensor t)
     }
 }
 
+/* Prints what each algorithm costs: the hops that follow one another, and the bytes of the rank that sends most; beside
+ * them steps_of. (It counts a gather's hops as one, because nobody waits for another one's.) */
+static void print_costs(Comm *c, Tensor t)
+{
+    const int n = comm_size(c);
+    int64_t mine[2], all[n][2];
+
+    for (const Collective *a = collectives; a < collectives + COLLECTIVES; a++) {
+        const Steps s = steps_of(a, n);
+        comm_stats_reset();
+        a->ours(c, tensor_range(t, 0, 840));
+        mine[0] = comm_hops(), mine[1] = comm_bytes();
+        comm_gather_host(c, all, mine, sizeof mine);
+        for (int r = 1; r < n; r++)
+            for (int k = 0; k < 2; k++)
+                all[0][k] = all[r][k] > all[0][k] ? all[r][k] : all[0][k];
+        print_rank_0("  %s, %s, %d rank%s: %lld hops, %lld bytes; by formula %g hops, of %.4g x 6720 bytes, bus %.4g\n",
+                     a->name, algorithm_name[a->algorithm], n, n > 1 ? "s" : "", (long long)all[0][0],
+                     (long long)all[0][1], s.hops, s.volume, bus_factor(a->name, n));
+    }
+    print_rank_0("  groups of rank 0, %d rank%s:", n, n > 1 ? "s" : "");
+    for (int k = 0; k < 2; k++)
+        for (int i = 0; i < comm_size(k ? across : node); i++)
+            print_rank_0(i ? " %d" : k ? ", across %d" : " node %d", comm_members(k ? across : node)[i]);
+    print_rank_0("\n");
+}
+
 static void verify(Comm *c, Tensor ours, Tensor theirs)
 {
     static const int64_t sizes[] = {840, 1, 2, 3, 5, 7, 13, 31, 127, 1009, 4099};  /* even shards first */
@@ -450,10 +479,13 @@ static void verify(Comm *c, Tensor ours, Tensor theirs)
                 root = (s + fill) % n;
                 verify_size(a, c, tensor_range(ours, 0, K), tensor_range(theirs, 0, K), fill);
             }
+    snprintf(context, sizeof context, "00_collectives");
     root = 0;
     verify_barrier(c, ours);
     print_rank_0("%d rank%s: %d algorithms equal the library's on eleven sizes; bytes equal the formulas\n", n,
                  n > 1 ? "s" : "", COLLECTIVES);
+    if (options.check)
+        print_costs(c, ours);
 }
 
 /* Prints the table of one collective, by one of its algorithms or (-1) all, beside the library's. */
@@ -484,7 +516,7 @@ int main(int argc, char **argv)
                                       "scatter", "all_to_all", "shift", "barrier"};
 
     device_prepare(argv);
-    error_set_program("00_collectives");
+    error_set_program(context);
     comm_begin(&argc, &argv);
     options_train = false;
     options_parse("Measures collectives written from sends and receives beside the library's.", argc, argv,

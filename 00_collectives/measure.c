@@ -29,8 +29,7 @@ static double seconds_of(void (*run)(Comm *, Tensor), Comm *c, Tensor t)
     return fastest;
 }
 
-/* nccl-tests: what a rank must send and receive at least, over the tensor's bytes. */
-static double bus_factor(const char *name, int n)
+double bus_factor(const char *name, int n)
 {
     return !strcmp(name, "all_reduce") ? 2.0 * (n - 1) / n
          : strstr("reduce_scatter all_gather all_to_all gather scatter", name) && strcmp(name, "reduce")

@@ -13,6 +13,9 @@ typedef struct {
     Steps steps;
 } Column;
 
+/* nccl-tests: what a rank must send and receive at least, over the tensor's bytes. name: "all_reduce"; n: ranks. */
+double bus_factor(const char *name, int n);
+
 /* Prints a table of times for sizes that double from min to max, with `ours` columns of algorithms and one more of the
  * library (run NULL: it has none). Below it the fit, and where the ring, which comes first, passes others. plot: a
  * figure to draw, or NULL. t has at least max bytes. */

@@ -55,6 +55,7 @@ void device_download(void *to, const void *from, int64_t bytes);    /* to the ho
 void number_to_host(double *to, double number);         /* the CPU's; as on a GPU, *to is NaN until the host has waited
                                                          * for the device, or for an event recorded later */
 void device_wait(void);
+extern int64_t device_waits;                /* how often the host has waited, by device_wait and device_download */
 void device_while_waiting(void (*look)(double seconds));    /* sets what the host calls repeatedly while it waits for
                                                              * the device; seconds: how long it has waited */
 

@@ -58,6 +58,7 @@ static void *on_host(const void *data, int64_t bytes)
     void *host = host_alloc(bytes, "--check");
 
     device_download(host, data, bytes);
+    device_waits--;                             /* without --check the host would not have waited */
     return host;
 }
 
@@ -79,6 +80,14 @@ static Request *open_requests;
 static void label_of(char label[LABEL], const Transfer *t, int64_t count)
 {
     snprintf(label, LABEL, "tag %d and %lld %s", t->tag, (long long)count, dtype_name(t->dtype));
+}
+
+/* The longest chain of transfers, each of which begins after the one before has ended, in this step up to now. */
+static int64_t hops;
+
+int64_t comm_hops(void)
+{
+    return hops;
 }
 
 void check_begin(Request *q, const char *name)
@@ -103,18 +112,27 @@ void check_begin(Request *q, const char *name)
     t->rendezvous = true;
     if (!is_point_to_point(t->op))
         return;
+    c->hops = hops;
     label_of(c->own, t, t->count);
+    memcpy(c->own + LABEL, &hops, sizeof hops);
     label_of(c->wanted, t, t->out_count);
     c->label = mpi_start_host((Transfer){.comm = t->comm, .op = t->op, .out = c->sent, .in = c->own,
-                                         .count = t->in ? LABEL / 4 : 0, .out_count = t->out ? LABEL / 4 : 0,
+                                         .count = t->in ? SENT_LABEL / 4 : 0,
+                                         .out_count = t->out ? SENT_LABEL / 4 : 0,
                                          .dtype = I32, .peer = t->peer, .from = t->from, .tag = LABEL_TAG});
 }
 
 void check_label(Request *q)
 {
     Checked *c = &q->checked;
+    int64_t theirs;
 
     comm_wait_for(mpi_done, &c->label);
+    if (is_point_to_point(q->t.op)) {           /* it began when the later of both sides was there */
+        memcpy(&theirs, c->sent + LABEL, sizeof theirs);
+        theirs = q->t.out && theirs > c->hops ? theirs : c->hops;
+        hops = theirs + 1 > hops ? theirs + 1 : hops;
+    }
     if ((q->t.op == RECV || q->t.op == EXCHANGE) && q->out.data && strcmp(c->sent, c->wanted))
         fail("%s of %s in group %s: expected %s, but the sender sent %s; post receives in the order of the sends",
              comm_op_name[q->t.op], q->out.name, q->t.comm->name, c->wanted, c->sent);
@@ -124,6 +142,7 @@ void check_waited_for(void)
 {
     const Request *q = open_requests;
 
+    hops = 0;
     if (q)
         fail("%s of %s in group %s was started, but comm_wait was not called for it in this step",
              comm_op_name[q->t.op], q->out.data ? q->out.name : q->in.name, q->t.comm->name);

@@ -111,6 +111,8 @@ void comm_connect(void);
 int comm_stats(CommStats *stats, int capacity); /* fills in those with calls or a prediction; returns how many */
 int64_t comm_bytes(void);                       /* sent in the current step, over all groups */
 void comm_stats_reset(void);                    /* starts a new step */
+int64_t comm_hops(void);                        /* --check: how many sends and exchanges of the current step, up to this
+                                                 * rank's last one, had to follow one another */
 
 /* Seconds of the current step in which this host only waited, for transfers and for numbers of other ranks. Transfers
  * that overlap with computation are not included. */

@@ -82,7 +82,7 @@ void traffic_step_begins(void);
 
 /* ---- pretend.c and check.c: instruments of --pretend and --check, beside a transfer ---- */
 
-enum { LABEL = 64 };                            /* bytes: "tag 3 and 100 F64" */
+enum { LABEL = 64, SENT_LABEL = LABEL + 8 };    /* bytes: "tag 3 and 100 F64", and the sender's comm_hops */
 
 /* --pretend: seconds of comm_clock. Two F64, which MPI carries. */
 typedef struct {
@@ -101,7 +101,9 @@ typedef struct {
     Tensor written, watched;                    /* must hold NaN until the wait; must not change until then */
     void *out_copy, *in_copy;
     void *label;                                /* MPI's handle, for the labels below */
-    char own[LABEL], sent[LABEL], wanted[LABEL];        /* of what is sent; of what is received: its sender's, ours */
+    char own[SENT_LABEL], sent[SENT_LABEL], wanted[LABEL];     /* of what is sent; of what is received: its sender's,
+                                                                 * ours */
+    int64_t hops;                               /* comm_hops at its start */
 } Checked;
 
 struct Request {

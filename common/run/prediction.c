@@ -77,16 +77,18 @@ static int sent_count;
 
 bool traffic_check(int step)
 {
+    bool differs = false;
+
     sent_count = comm_stats(sent, sizeof sent / sizeof *sent);
     for (const CommStats *a = sent; a < sent + sent_count; a++)
         if (a->calls != a->predicted_calls || a->bytes != a->predicted_bytes) {
+            differs = true;
             fprintf(stderr, "%s: rank %d, step %d: %s in group %s: %lld calls sent %lld bytes, but predict() gives "
                     "%lld calls and %lld bytes\n", error_name(), comm_rank(world), step, a->op, a->group,
                     (long long)a->calls, (long long)a->bytes, (long long)a->predicted_calls,
                     (long long)a->predicted_bytes);
-            return true;
         }
-    return false;
+    return differs;
 }
 
 int traffic_of_step(const CommStats **stats)

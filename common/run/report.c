@@ -17,7 +17,7 @@
 #include "prediction.h"
 #include "../base/print.h"
 
-static struct { int steps; double seconds, waiting, late; } timed;              /* all steps but the first */
+static struct { int steps; double seconds, waiting, late, host_waits; } timed;      /* all steps but the first */
 static const char *held_out = "";       /* validation losses, by step, as JSON */
 static const char *numbers = "";        /* report_number's, as JSON */
 
@@ -34,6 +34,7 @@ void report_step_ends(double seconds, bool first, bool last)
     timed.seconds += seconds;
     timed.waiting += comm_waited();
     timed.late += comm_pretend_overrun();
+    timed.host_waits += device_waits;
 }
 
 void report_number(const char *name, double value)
@@ -83,8 +84,10 @@ void report_write(FILE *f, double peak_flops, bool first, bool last)
                 "\"predicted\": %lld}", i ? ", " : "", sent[i].op, sent[i].group, (long long)sent[i].calls,
                 (long long)sent[i].predicted_calls, (long long)sent[i].bytes, (long long)sent[i].predicted_bytes);
     /* a GPU's stream waits for NCCL's transfers by itself: there all time without an operator counts as waiting */
-    fprintf(f, "], \"time\": {\"steps\": %d, \"seconds\": %.17g, \"operators\": %.17g, \"waiting\": %.17g", timed.steps,
-            timed.seconds, operators, device_is_host() ? timed.waiting : timed.seconds - operators);
+    fprintf(f, "], \"time\": {\"steps\": %d, \"seconds\": %.17g, \"operators\": %.17g, \"waiting\": %.17g, "
+            "\"host_waits\": %.17g", timed.steps, timed.seconds, operators,
+            device_is_host() ? timed.waiting : timed.seconds - operators,
+            timed.steps ? timed.host_waits / timed.steps : 0);
     fprintf(f, options.pretend ? ", \"late\": %.17g}" : "}", timed.late);
     fprintf(f, "%s,\n\"operators\": [", numbers);
     for (int i = 0; i < op_count; i++)

@@ -254,6 +254,7 @@ bool run_continues(int step)
     if (step < options.steps && !run.stopping) {
         comm_stats_reset();
         ops_stats_enable(true);
+        device_waits = 0;
         if (step + 1 == run.timeline_step)
             trace_step_begins();
         run.step_began = clock_seconds();
@@ -356,6 +357,9 @@ static _Noreturn void fail_diverged(int step, StepResult r)
     if (run.matmul_dtype == F16)
         range = format_text("%s ends at %g, which some models exceed: try bf16; ", dtype_name(F16),
                             format_largest(F16));
+    if (run.matmul_dtype == F16 && isfinite(r.loss))
+        range = "gradients overflow under a loss scale, and a step that skips its update for that must say so "
+                "(StepResult.skipped); ";
     if (step == run.first_step + 1)
         rate = "the weights had no update yet, so another --lr does not help";
     else if (options.clip)

@@ -68,13 +68,18 @@ static const char *operand_text(Tensor t)
     return t.data ? format_text("%s %s", tensor_describe(t), dtype_name(t.dtype)) : "none";
 }
 
-void operands_refuse(const char *name, const char *takes, const Operands *o)
+static _Noreturn void refuse(const char *name, const char *takes, const Operands *o, const char *why)
 {
     const char *given = "";
 
     for (int i = 0; i < o->count; i++)
         given = format_text("%s%s%s", given, i ? ", " : "", operand_text(o->t[i]));
-    fail("%s: %s; but it takes %s", name, given, takes);
+    fail("%s: %s; but it takes %s%s", name, given, takes, why);
+}
+
+void operands_refuse(const char *name, const char *takes, const Operands *o)
+{
+    refuse(name, takes, o, "");
 }
 
 /* Two passes, because the first one finds letters that an earlier operand has in a product only. */
@@ -92,9 +97,11 @@ void operands_check(const char *name, const char *takes, const Operands *o)
             const bool optional = strchr("=+0", *c) ? c[1] == '?' : *c == '?';
             const Tensor t = i < o->count ? o->t[i] : NONE;
             end = c + strcspn(c, ";");
-            if (t.data ? !shape_fits(t, shape, length, letters, pass == 0)
-                             || !dtype_fits(t.dtype, dtype, end - dtype, &activations)
-                       : !optional)
+            if (!t.data && !optional)
+                refuse(name, takes, o, format_text("; operand %d is none: this rank has no such tensor (Placement), or "
+                                                   "has not created it", i + 1));
+            if (t.data && (!shape_fits(t, shape, length, letters, pass == 0)
+                           || !dtype_fits(t.dtype, dtype, end - dtype, &activations)))
                 operands_refuse(name, takes, o);
         }
         if (i < o->count)                       /* the rule says nothing of the last ones */

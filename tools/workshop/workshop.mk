@@ -53,14 +53,16 @@ verify-training: edited
 		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS); $(note_attempt)
 note_attempt = status=$$?; $(if $(N),tools/workshop/exercise.sh --tried $(NUMBER).$(N) $$status;) exit $$status
 
-# 00 compares its collectives with the library's, on 1 to 8 ranks.
+# 00 compares its collectives with the library's, on 1 to 8 ranks. AddressSanitizer watches, where the compiler has it.
+EDITED_00 = $(BUILD)/verify/$(notdir $(EDITED))
 verify-collectives: edited
 	@$(MAKE) --no-print-directory $(BUILD)/cpu64/libown.a $(BUILD)/cpu64/libcommon.a >/dev/null
 	@mkdir -p $(BUILD)/verify
-	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
-	@for n in $(if $(filter file,$(origin NP)),1 2 3 4 5 6 7 8,$(NP)); do \
-		mpiexec -n $$n $(BUILD)/verify/$(notdir $(EDITED)) --verify --check --timeout 5 $(ARGS); status=$$?; \
-		[ $$status = 0 ] || break; done; (exit $$status); $(note_attempt)
+	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(EDITED_00)
+	@$(if $(SANITIZE),,$(call quick,-w -g -fsanitize=address $(EDITED)/*.c) -o $(EDITED_00)_watched 2>/dev/null && \
+		mv $(EDITED_00)_watched $(EDITED_00);) true
+	@tools/workshop/verify_collectives.sh $(EDITED_00) "$(if $(filter file,$(origin NP)),1 2 3 4 5 6 7 8,$(NP))" \
+		--$(if $(RECORD),record,$(if $(N),exact,compare)) $(ARGS); $(note_attempt)
 
 reference:
 	@rm -rf $(REFERENCE) && mkdir -p $(REFERENCE)/of && ln -s $(ROOT)/common $(ROOT)/05_tensor_parallel $(REFERENCE)/of

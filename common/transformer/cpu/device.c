@@ -162,8 +162,11 @@ void device_download(void *to, const void *from, int64_t bytes)
     device_wait();
 }
 
+int64_t device_waits;
+
 void device_wait(void)
 {
+    device_waits++;
     end_copies(INFINITY);
 }
 

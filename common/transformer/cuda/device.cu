@@ -51,8 +51,11 @@ void cuda_wait(cudaEvent_t event)
     }
 }
 
+int64_t device_waits;
+
 void device_wait(void)
 {
+    device_waits++;
     CUDA(cudaEventRecord(waited_for, stream));
     cuda_wait(waited_for);
 }
