@@ -1,6 +1,6 @@
-/* Explains what is wrong with the gradients of a program. Computes those of 01 for the same step and global batch, in
- * float64, and compares. Where they differ, looks for an explanation that matches to eight digits (a correct program
- * matches to ten, but a mistake adds rounding of its own):
+/* Explains what is wrong with the gradients of a program. Computes those of 01 (compiled with LLAMA or EXPERTS: of 12
+ * or 10 on one rank) for the same step and global batch, in float64, and compares. Where they differ, looks for an
+ * explanation that matches to eight digits (a correct program matches to ten, but a mistake adds rounding of its own):
  *
  *   1. well-known mistakes: 01 computes again with the mistake made on purpose (diagnose_mistakes.c), and all tensors
  *      must match;
@@ -15,9 +15,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-#ifdef LLAMA
-#include "../../12_llama/hugging_face.h"
-#endif
 #include "../../common/run/safetensors.h"
 #include "diagnose_differences.h"
 #include "process.h"
@@ -25,6 +22,7 @@
 /* Of the program's step; NaN: unknown. */
 static double candidate_loss = NAN, candidate_norm = NAN;
 static double right_loss;
+static bool brief;              /* only a factor that all gradients have, and the first wrong one */
 
 static bool loss_is_wrong(void)
 {
@@ -44,12 +42,14 @@ static int block_of(const char *name)
     return strncmp(name, "blocks.", 7) ? -1 : atoi(name + 7);
 }
 
-/* "blocks.*.down_bias" for blocks.3.down_bias */
+/* "blocks.*.down_bias" for blocks.3.down_bias, "blocks.*.experts.*.down_bias" for blocks.3.experts.1.down_bias */
 static void family(char *text, size_t size, const char *name)
 {
     const char *rest = block_of(name) < 0 ? NULL : strchr(name + 7, '.');
 
-    if (rest)
+    if (rest && !strncmp(rest, ".experts.", 9))
+        snprintf(text, size, "blocks.*.experts.*%s", strchr(rest + strlen(".experts."), '.'));
+    else if (rest)
         snprintf(text, size, "blocks.*%s", rest);
     else
         snprintf(text, size, "%s", name);
@@ -197,7 +197,8 @@ static Verdict judge(const Mistake *m, const Piece *first)
     double *made = malloc(layout->count * sizeof *made);
     const double made_loss = compute(m, made);
     bool same = !isfinite(candidate_loss) || fabs(made_loss / candidate_loss - 1) <= 1e-9;
-    const bool begins = same && m->kind == PARTIAL_SUMS && alike(found, made, first, full_box(first));
+    const bool one_tensor = m->kind == PARTIAL_SUMS || m->kind == OWN_ROWS || m->kind == COPIES;
+    const bool begins = same && one_tensor && alike(found, made, first, full_box(first));
 
     for (int k = 0; k < piece_count && same; k++)
         same = alike(found, made, &pieces[k], full_box(&pieces[k]));
@@ -234,32 +235,68 @@ static Verdict find_mistake(char *text, size_t size, const Piece *first)
 
 /* ---- The verdict ---- */
 
-/* Explains a wrong loss: by a factor, if it has a name. */
-static void print_loss(void)
+/* Explains a wrong loss: by a factor, if it has a name. Right gradients show that forward and the batch are right. */
+static void print_loss(bool gradients_are_right)
 {
     char words[256];
 
     name_factor(words, sizeof words, candidate_loss / right_loss, true);
-    printf("the loss of this step is %.10g, but " REFERENCE " gives %.10g: ", candidate_loss, right_loss);
+    printf("%sthe loss of this step is %.10g, but " REFERENCE " gives %.10g: ",
+           gradients_are_right ? "every gradient is right, but " : "", candidate_loss, right_loss);
     if (strstr(words, " (= "))
         printf("%s\n", words);
+    else if (gradients_are_right)
+        printf("only the number that is reported is wrong: does it add up all micro-batches, tokens and ranks, each "
+               "once?\n");
     else
         printf("forward or the batch is wrong\n");
+}
+
+/* The parameters of which a program may have replicas on other ranks than of the rest. */
+typedef enum { OF_EXPERTS, REPLICATED, VOCABULARY, FAMILIES } Family;
+static bool belongs(const Piece *p, Family family)
+{
+    const bool expert = strstr(p->name, "experts."), block = block_of(p->name) >= 0;
+
+    return family == OF_EXPERTS ? expert
+           : family == REPLICATED ? !expert && (strstr(p->name, "ln") || strstr(p->name, "proj_bias")
+                                                || strstr(p->name, "down_bias") || strstr(p->name, "final")
+                                                || strstr(p->name, "router")) : !block && !strstr(p->name, "final");
+}
+
+/* Appends which parameters' squares count several times in the norm, or not at all, if that explains it. */
+static void name_family(char *text, size_t size, double total)
+{
+    static const char *const names[] = {"experts", "norms and other parameters that tensor parallelism does not split",
+                                        "the embedding and the head"};
+
+    for (Family f = 0; f < FAMILIES; f++) {
+        double squares = 0;
+        for (const Piece *p = pieces; p < pieces + piece_count; p++)
+            for (int64_t i = 0; i < p->rows * p->cols && belongs(p, f); i++)
+                squares += pow(at(right, p, i / p->cols, i % p->cols), 2);
+        const double more = (candidate_norm * candidate_norm - total) / squares, times = round(more) + 1;
+        if (squares && times >= 0 && times != 1 && fabs(more + 1 - times) < 1e-6)
+            add_text(text, size, ": the squares of %s count %.0f times; exactly one of a parameter's replicas may own "
+                     "it (Placement)", names[f], times);
+    }
 }
 
 /* Explains a wrong norm of right gradients. False: it is wrong. */
 static bool check_norm(void)
 {
     double total = 0;
-    char factor[256];
+    char factor[512];
 
     for (int64_t i = 0; i < layout->count; i++)
         total += right[i] * right[i];
     if (fabs(candidate_norm / sqrt(total) - 1) <= (by_norm ? tolerance : 1e-9))
         return true;
     name_factor(factor, sizeof factor, candidate_norm / sqrt(total), false);
-    printf("the gradients are right, but their norm is %.10g instead of %.10g: it is %s\n", candidate_norm, sqrt(total),
-           factor);
+    name_family(factor, sizeof factor, total);
+    printf("the gradients are right, but their norm is %.10g instead of %.10g: it is %s%s\n", candidate_norm,
+           sqrt(total), factor, strstr(factor, "square root") ? "; each square counts once per replica: exactly one of "
+           "them may own a parameter (Placement.replica)" : "");
     return false;
 }
 
@@ -267,7 +304,7 @@ static bool check_norm(void)
 static bool check_loss_and_norm(void)
 {
     if (loss_is_wrong())
-        print_loss();
+        print_loss(true);
     const bool norm_is_right = !isfinite(candidate_norm) || check_norm();
     return !loss_is_wrong() && norm_is_right;
 }
@@ -299,6 +336,10 @@ static void explain(int wrong, const Piece *first)
         print_count(wrong, first, false);
         return;
     }
+    if (brief) {
+        print_count(wrong, first, false);
+        return;
+    }
     const bool holes = has_holes(where, sizeof where);
     const Verdict known = holes ? NOT_THIS : find_mistake(words, sizeof words, first);
     if (known == EXPLAINS) {
@@ -307,7 +348,7 @@ static void explain(int wrong, const Piece *first)
         return;
     }
     if (loss_is_wrong())
-        print_loss();
+        print_loss(false);
     print_count(wrong, first, loss_is_wrong());
     if (known == BEGINS)
         printf("it matches, to eight digits, a run in which %s\n", words);
@@ -342,9 +383,6 @@ int main(int argc, char **argv)
 
     const Layout *of_01 = mistakes_begin("diagnose", "Explains what is wrong with dumped gradients.", argc, argv,
                                          (ProgramOption[]){
-#ifdef LLAMA
-        LLAMA_OPTIONS,
-#endif
         {"candidate", OPTION_TEXT, &candidate, "file written by --dump-gradients", "FILE"},
         {"candidate-loss", OPTION_DOUBLE, &candidate_loss, "loss of that step", "X", 0, 1e9},
         {"candidate-norm", OPTION_DOUBLE, &candidate_norm, "gradient norm of that step", "X", 0, 1e30},
@@ -352,6 +390,7 @@ int main(int argc, char **argv)
         {"data-ranks", OPTION_INT, &data_ranks, "ranks over which the sequences were split", "N", 1, 1000},
         {"groups", OPTION_TEXT, &group_list, "groups of that run, with their sizes: dp=2,tp=4, or none", "LIST"},
         {"tolerance", OPTION_DOUBLE, &tolerance, "largest difference of a right gradient", "X", 0, 1},
+        {"brief", OPTION_FLAG, &brief, "only a factor that all gradients have, and the first wrong one"},
         {"by-norm", OPTION_FLAG, &by_norm, "measure it by Euclidean norms instead of the largest element"},
         {0}});
     differences_begin(of_01, group_list);

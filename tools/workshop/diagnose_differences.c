@@ -43,13 +43,20 @@ static void list_pieces(void)
                                            "proj_bias", "proj_weight", "qkv_weight", "qkv_bias", "ln1_weight",
                                            "ln1_bias"};
 
+    static const char *const of_expert[] = {"down_weight", "down_bias", "up_weight", "up_bias"};
+
     pieces = calloc(3 * layout->parameters, sizeof *pieces);
     add_pieces("head");
     add_pieces("final_weight");
     add_pieces("final_bias");
-    for (int64_t l = L - 1; l >= 0; l--)
+    for (int64_t l = L - 1; l >= 0; l--) {
+        if (options.config.experts)
+            add_pieces(format_text("blocks.%lld.router", (long long)l));
+        for (int k = 0; k < 4 * options.config.experts; k++)
+            add_pieces(format_text("blocks.%lld.experts.%d.%s", (long long)l, k / 4, of_expert[k % 4]));
         for (size_t k = 0; k < sizeof of_block / sizeof *of_block; k++)
             add_pieces(format_text("blocks.%lld.%s", (long long)l, of_block[k]));
+    }
     add_pieces("embedding");
 }
 
@@ -146,7 +153,7 @@ void differences_begin(const Layout *of_01, const char *groups_of_run)
 /* Adds " (= NAME", or ", or NAME", if the factor is this number. */
 static void name_number(char *text, size_t size, double factor, double number, const char *name, const char *more)
 {
-    if (number != 1 && fabs(factor / number - 1) < 1e-6 + tolerance)
+    if (number != 1 && fabs(factor / number - 1) < 1e-6 + tolerance / 10)      /* rounding mostly cancels in a factor */
         add_text(text, size, "%s%s%s", strstr(text, " (= ") ? ", or " : " (= ", name, more);
 }
 
@@ -164,7 +171,7 @@ void name_factor(char *text, size_t size, double scale, bool common)
     const char *wrong = x == scale ? "large" : "small";
     const int accumulate = options.accumulate / data_ranks;     /* of one rank */
 
-    if (fabs(scale + 1) < 1e-5 + tolerance) {
+    if (fabs(scale + 1) < 1e-5 + tolerance / 10) {
         snprintf(text, size, "of the wrong sign");
         return;
     }
@@ -178,7 +185,12 @@ void name_factor(char *text, size_t size, double scale, bool common)
     name_number(text, size, x, T, "T", "");
     name_number(text, size, x, L, "layers", "");
     name_number(text, size, x, sqrt(D), "sqrt(D)", "");
+    name_number(text, size, x, options.config.experts ? options.config.experts : 1, "experts", "");
+    name_number(text, size, x, options.config.experts ? options.config.top_k : 1, "top-k", "");
     name_number(text, size, x, B * T, "the tokens of a micro-batch", "");
+    for (int i = 0; i < groups; i++)
+        name_number(text, size, x * x, group[i].size, "the square root of the size of ", group[i].name);
+    name_number(text, size, x * x, groups ? 1 : ranks, "the square root of the number of ranks", "");
     name_number(text, size, x, by_norm ? 65536 : 1, "the loss scale", "");
     name_number(text, size, x, x == scale && !common ? 2 : 1, "added twice", "");
     name_number(text, size, x, ranks > 1 ? ranks * accumulate : 1, "the number of ranks x accumulate", "");
@@ -286,6 +298,20 @@ static int only_one(const double *w, int count)
     return one;
 }
 
+/* Whether some contribute several times, in place of others that do not at all. */
+static bool replaces(const double *w, int count)
+{
+    double sum = 0;
+    bool zero = false;
+
+    for (int i = 0; i < count; i++) {
+        if (!equal(w[i], round(w[i])) || w[i] < -0.5)
+            return false;
+        sum += w[i], zero |= equal(w[i], 0);
+    }
+    return zero && equal(sum, count);
+}
+
 /* Describes the weights of the sequences: rank by rank, micro-batch by micro-batch, or one by one. */
 static void name_sequences(char *text, size_t size, const double *w)
 {
@@ -309,8 +335,11 @@ static void name_sequences(char *text, size_t size, const double *w)
     const int only = only_one(each, count);
     if (only < 0) {
         list_weights(list, sizeof list, each, count);
-        snprintf(text, size, "%s contribute to the global batch with different weights instead of 1 each: %s", several,
-                 list);
+        snprintf(text, size, "%s contribute to the global batch with different weights instead of 1 each: %s%s",
+                 several, list, !replaces(each, count) ? "" : by_rank ? "; some ranks compute what others compute, too"
+                 : by_micro ? "; some stand in for others: does the batch load them twice, or are there too few "
+                              "buffers for what is in flight?" : "; the batch has some twice, in place of others "
+                                                                 "(batch_load)");
         return;
     }
     if (by_rank)
@@ -399,12 +428,44 @@ static Box wrong_box(const Piece *p)
     return (Box){top, bottom - top + 1, left, end - left + 1};
 }
 
+/* Whether an expert's gradient is the sum over consecutive experts, one of each rank of a group of this size, as an
+ * all-reduce over ranks that hold different experts gives. */
+static bool is_sum_of_experts(const Piece *p, int group_size)
+{
+    int layer, expert, start;
+    const int64_t count = p->rows * p->cols;
+    double error = 0, square = 0;
+
+    if (sscanf(p->name, "blocks.%d.experts.%d.%n", &layer, &expert, &start) != 2)
+        return false;
+    const int first = expert / group_size * group_size;
+    double *sum = calloc(count, sizeof *sum);
+    for (int e = first; e < first + group_size; e++) {
+        const char *name = format_text("blocks.%d.experts.%d.%s", layer, e, p->name + start);
+        for (const Piece *q = pieces; q < pieces + piece_count; q++)
+            for (int64_t i = 0; i < count && !strcmp(q->name, name); i++)
+                sum[i] += right[q->param->range.first + i];
+    }
+    for (int64_t i = 0; i < count; i++) {
+        const double x = found[p->param->range.first + i];
+        error += (x - sum[i]) * (x - sum[i]), square += x * x;
+    }
+    free(sum);
+    return error <= pow(match_tolerance(), 2) * square;
+}
+
 void explain_piece(char *text, size_t size, const Piece *p)
 {
     char where[128] = "", what[512];
 
     if (explain_box(text, size, p, full_box(p)))
         return;
+    for (const int *n = group_sizes; *n; n++)
+        if (*n > 1 && options.config.experts % *n == 0 && is_sum_of_experts(p, *n)) {
+            snprintf(text, size, "the sum of the gradients of %d experts: it was added up over ranks that hold "
+                     "different experts", *n);
+            return;
+        }
     const Box box = wrong_box(p);
     if (box.rows < p->rows && !by_norm)
         name_range(where, sizeof where, "rows", box.row, box.rows, p->rows);

@@ -3,6 +3,7 @@
 #include <string.h>
 
 #ifdef LLAMA
+#include "../../12_llama/hugging_face.h"
 #include "../../12_llama/llama.h"
 #define NORM "rmsnorm"
 #else
@@ -123,6 +124,11 @@ static void mistaken_residual_forward(Tensor out, Tensor x, Tensor branch, Tenso
 }
 #endif
 
+static bool of_expert(Tensor t)
+{
+    return strstr(t.name, "experts.");
+}
+
 /* How tokens are split over the ranks. */
 static int64_t chunk_tokens(void)
 {
@@ -233,7 +239,7 @@ static int sum_of(Tensor weight)
 {
     if (strstr(weight.name, "qkv"))
         return D_LN1;
-    if (strstr(weight.name, "up"))
+    if (strstr(weight.name, "up") && !of_expert(weight))
         return D_LN2;
     return strstr(weight.name, "embedding") || strstr(weight.name, "head") ? D_FINAL : 0;
 }
@@ -262,6 +268,8 @@ static void mistaken_linear_backward_weight(Tensor d_weight, Tensor d_bias, Tens
     if (makes(COPIES, 0) && strstr(d_weight.name, "qkv"))
         d_out = d_qkv_of(true);
 #endif
+    if (strstr(d_weight.name, "router"))
+        d_out = counted(d_out, OWN_ROWS);
     if (!makes(ONE_USE, LOOKUP) || d_weight.data != gradients.embedding.data)
         linear_backward_weight(d_weight, d_bias, counted(d_out, OWN_TOKENS), x);
 }
@@ -319,13 +327,35 @@ static void backward_of_others(double scale)
 
 const Layout *mistakes_begin(const char *name, const char *summary, int argc, char **argv, const ProgramOption *more)
 {
-    batch = program_begin(name, summary, argc, argv, more);
+    ProgramOption all[32] = {
+#ifdef LLAMA
+        LLAMA_OPTIONS,
+#elif defined EXPERTS
+        {"experts", OPTION_INT, &options.config.experts, "experts of each block", "N", 1, 1 << 12},
+        {"top-k", OPTION_INT, &options.config.top_k, "experts that a token takes", "N", 1, 1 << 12},
+        {"expert-width", OPTION_INT, &options.config.expert_width, "MLP width of an expert", "N", 0, 1 << 22},
+        {"span", OPTION_INT, &span, "consecutive tokens that share an expert's slots", "N", 0, 1 << 30},
+        {"capacity", OPTION_DOUBLE, &capacity, "slots of an expert", "X", 0, 1e6},
+        {"balance", OPTION_DOUBLE, &balance, "weight of the load-balancing loss", "X", 0, 1e6},
+        {"ep", OPTION_INT, &ep_size, "1: all experts are here", "N", 1, 1 << 12},
+#endif
+    };
+    int count = 0;
+
+    while (all[count].name)
+        count++;
+    for (; more->name; more++)
+        all[count++] = *more;
+    batch = program_begin(name, summary, argc, argv, all);
     return &layout;
 }
 
 double compute(const Mistake *m, double *to)
 {
     double *weights = malloc(layout.count * sizeof *weights);
+#ifdef EXPERTS
+    const double all_balance = balance;
+#endif
 
     mistake = *m;
     memcpy(weights, params.buffer.data, layout.count * sizeof *weights);
@@ -340,7 +370,13 @@ double compute(const Mistake *m, double *to)
     tensor_zero(gradients.buffer);
     const double scale = 1.0 / (B * T * options.accumulate);
     for (micro_batch = 0; micro_batch < options.accumulate; micro_batch++) {
+        if (only_sequence >= 0 && only_sequence / B != micro_batch)
+            continue;
         load();
+#ifdef EXPERTS
+        /* its loss is of a whole micro-batch, in which its first sequence stands for all */
+        balance = only_sequence < 0 || only_sequence == micro_batch * B ? all_balance : 0;
+#endif
         forward(&acts, batch, scale);
         if (to)
             backward_of_others(scale);
@@ -348,6 +384,9 @@ double compute(const Mistake *m, double *to)
 #ifndef LLAMA
     for (int64_t l = 0; l < L && makes(D_X_TOO_EARLY, 0); l++)          /* the same d_x as that of down_bias */
         tensor_copy(gradients.blocks[l].proj_bias, gradients.blocks[l].down_bias);
+#endif
+#ifdef EXPERTS
+    balance = all_balance;
 #endif
     memcpy(params.buffer.data, weights, layout.count * sizeof *weights);
     free(weights);
@@ -362,6 +401,8 @@ bool possible(const Mistake *m, int all)
 
     if (on_one_rank ? ranks != all : ranks == 1)
         return false;
+    if (options.config.experts && (m->kind == OWN_TOKENS || m->what & DOWN_BIAS || m->kind == D_X_TOO_EARLY))
+        return false;                           /* an expert computes other ranks' tokens, and adds its down_bias */
     if (m->by_token && T % (m->zigzag ? 2 * ranks : ranks))
         return false;
 #ifdef LLAMA

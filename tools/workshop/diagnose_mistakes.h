@@ -1,5 +1,5 @@
 /* 01 with a well-known mistake made on purpose: computes on one rank, in float64, what a wrong parallel program would
- * compute on many. Compiled with LLAMA, it is 12 instead of 01. */
+ * compute on many. Compiled with LLAMA or EXPERTS, it is 12 or 10 instead of 01. */
 #ifndef DIAGNOSE_MISTAKES_H
 #define DIAGNOSE_MISTAKES_H
 
@@ -32,6 +32,8 @@ enum { PROBS_OF_FIRST = 1, PROBS_OF_LAST = 2, ALL_OF_LAST = 4 };
 
 #ifdef LLAMA
 #define REFERENCE "12 on one rank"
+#elif defined EXPERTS
+#define REFERENCE "10 on one rank"
 #else
 #define REFERENCE "01"
 #endif
@@ -50,7 +52,7 @@ extern int ranks, data_ranks;                   /* data_ranks: ranks over which 
 extern int cp_ranks;                            /* ranks over which each sequence is split, in addition to `ranks` */
 extern int64_t only_sequence;                   /* the only one that adds a gradient; -1: all do */
 
-/* Does what 01's main does before its first step. Returns the layout of its parameters. */
+/* Does what 01's main does before its first step. more: options beside its own. Returns its layout. */
 const Layout *mistakes_begin(const char *name, const char *summary, int argc, char **argv, const ProgramOption *more);
 
 /* Computes one step with the mistake. Writes the gradients to `to`, unless it is NULL, and returns the loss. */

@@ -254,6 +254,21 @@ void result_free(Result r)
 
 /* ---- Output files ---- */
 
+int metrics_columns(const char *file, const char *names[16])
+{
+    static char line[4096];
+    int count = 0;
+    FILE *f = fopen(place_of(file), "r");
+
+    if (!f || !fgets(line, sizeof line, f))
+        fail("%s has no header", file);
+    fclose(f);
+    for (char *name = strtok(line, ",\n"); name && count < 16; name = strtok(NULL, ",\n"))
+        if (!strstr("seconds tokens_per_second mfu peak_bytes comm_bytes", name))
+            names[count++] = name;
+    return count;
+}
+
 int read_column(const char *file, const char *column, double *values, int most)
 {
     char line[4096];
@@ -391,10 +406,12 @@ static double tensor_difference(const Safetensors *a, const SafeTensor *x, const
 }
 
 /* batches: compares batch.inputs and batch.targets, too. */
-static double compare(const char *file_a, const char *file_b, int heads, bool by_norm, bool batches, char *worst)
+static double compare(const char *file_a, const char *file_b, int heads, bool by_norm, bool batches, char *worst,
+                      double *mean)
 {
     Safetensors a = safetensors_open(place_of(file_a)), b = safetensors_open(place_of(file_b));
-    double most = 0;
+    double most = 0, sum = 0;
+    int count = 0;
 
     for (const SafeTensor *y = b.tensors; y < b.tensors + b.count; y++) {
         if (is_batch(y) && !batches)
@@ -404,23 +421,34 @@ static double compare(const char *file_a, const char *file_b, int heads, bool by
         if (d > most && worst)
             snprintf(worst, 128, "%s%s", y->name, part);
         most = fmax(most, d);
+        sum += d, count++;
     }
     safetensors_close(&a);
     safetensors_close(&b);
+    if (mean)
+        *mean = sum / count;
     return most;
 }
 
 double compare_tensors(const char *a, const char *b, int heads, bool by_norm, char *worst)
 {
-    return compare(a, b, heads, by_norm, false, worst);
+    return compare(a, b, heads, by_norm, false, worst, NULL);
+}
+
+double mean_difference(const char *a, const char *b, int heads)
+{
+    double mean;
+
+    compare(a, b, heads, true, false, NULL, &mean);
+    return mean;
 }
 
 double compare_gradients(const char *a, const char *b, int heads, char *worst)
 {
-    return compare(a, b, heads, false, true, worst);
+    return compare(a, b, heads, false, true, worst, NULL);
 }
 
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst)
 {
-    return compare(a, b, heads, true, true, worst);
+    return compare(a, b, heads, true, true, worst, NULL);
 }

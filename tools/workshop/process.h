@@ -30,6 +30,10 @@ void add_text(char *text, size_t size, const char *format, ...) __attribute__((f
 /* Reads a column of a --metrics file by its name, up to `most` rows. Returns the number of rows read. */
 int read_column(const char *file, const char *column, double *values, int most);
 
+/* Names the columns of a --metrics file that measure neither time nor memory nor traffic, until the next call. Returns
+ * how many there are. */
+int metrics_columns(const char *file, const char *names[16]);
+
 char *read_file(const char *file);      /* returns the text of a file; the caller frees it */
 
 /* Returns the path of a file of the checkpoint that DIR/latest names. If there is none, no such file exists. */
@@ -46,7 +50,10 @@ char *json_text(const char *file, const char *array, int i, const char *name);
  * or if a tensor is missing in `a` or has another shape. `worst` (128 characters, or NULL) gets that tensor's name. */
 double compare_tensors(const char *a, const char *b, int heads, bool by_norm, char *worst);
 
-/* The same for --dump-gradients files; Inf if they have different batches. */
+/* The mean over all tensors of |a - b| / |b|, as compare_tensors measures it. */
+double mean_difference(const char *a, const char *b, int heads);
+
+/* As compare_tensors, for --dump-gradients files; Inf if they have different batches. */
 double compare_gradients(const char *a, const char *b, int heads, char *worst);
 double compare_gradients_by_norm(const char *a, const char *b, int heads, char *worst);
 

@@ -7,7 +7,9 @@
  * norm makes another update. verify_cases.c has the configurations, verify_compare.c and verify_overflow.c the
  * comparisons with the reference, verify_costs.c that of traffic and memory; verify_report.c prints what is wrong.
  *
- *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64
+ *   verify STAGE PROGRAM [RANKS [OPTION...]]      PROGRAM: built from the train.c, in float64; if there is a
+ *                                                 PROGRAM_sanitized, some cases run it instead: AddressSanitizer finds
+ *                                                 accesses beyond arrays, which often change no result
  *
  * Environment:
  *   EXPECT      "gradients" or "losses", which shall differ, because the technique changes the arithmetic: then they
@@ -19,10 +21,13 @@
  */
 #include <cjson/cJSON.h>
 #include <err.h>
+#include <fcntl.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
+#include <sys/wait.h>
+#include <time.h>
 #include <unistd.h>
 
 #include "../../common/base/error.h"
@@ -34,7 +39,7 @@
 #include "verify_costs.h"
 #include "verify_report.h"
 
-static const char *program;
+static const char *program, *sanitized;         /* sanitized: NULL if there is none */
 static int count;               /* of configurations so far */
 static int wasteful;            /* configurations that are right, but whose costs differ from the project's program's */
 
@@ -52,6 +57,20 @@ static bool intended(const char *difference)
 static bool losses_differ(void)
 {
     return intended("gradients") || intended("losses");
+}
+
+/* The command of a case: one of the few texts of this length, which are never freed. */
+static const char *command_of(const Case *c, const Shape *s, const char *binary)
+{
+    const char *launcher = c->ranks > 1 ? format_text("mpiexec -n %d ", c->ranks) : "";
+
+    return new_text("%s%s %s %s %s %s", launcher, binary, s->model, s->schedule, c->options, mixture(s));
+}
+
+/* Whether AddressSanitizer watches the run: also every one with ARGS. */
+static bool watched(const Case *c)
+{
+    return sanitized && (c->kind & SANITIZED || *given_options);
 }
 
 /* ---- One configuration ---- */
@@ -90,6 +109,13 @@ static Run run_case(const char *command, const Case *c, const Shape *s)
     return r;
 }
 
+/* Whether a signal ended a rank, most often because memory was damaged: then the same run under AddressSanitizer tells
+ * where. A program that fails has the status 1 or 2. */
+static bool crashed(const Result *r)
+{
+    return r->status > 2 && !strstr(r->err, "AddressSanitizer:");
+}
+
 /* Reads the program's groups: from the report, or if the run wrote none, from that of a run of no steps. */
 static void learn_groups(const char *command, const Case *c, const Shape *s, const Run *r)
 {
@@ -97,7 +123,7 @@ static void learn_groups(const char *command, const Case *c, const Shape *s, con
         read_groups(r->report);
         return;
     }
-    result_free(run("%s --load %s --steps %d --timeout 20 --report r.json", command, checkpoint(s, c->kind & FAR),
+    result_free(run("%s --load %s --steps %d --timeout 20 --report r.json", command, checkpoint(s, c->kind),
                     TRAINED));
     cJSON *of_start = read_json("r.json");
     read_groups(of_start);
@@ -151,6 +177,7 @@ static void compare_run(const Case *c, const Shape *s, const Run *r)
     if (evaluates(c))
         compare_validation(c, r->report);
     compare_checkpoint(c, s);
+    compare_model(r->report);
     if (samples(c) && !faults)
         compare_sample(r->result.out);
 }
@@ -158,15 +185,16 @@ static void compare_run(const Case *c, const Shape *s, const Run *r)
 /* Says how the run ended, unless a fault explains that; what a sanitizer has found in any case. */
 static void explain_ending(const Result *r)
 {
-    const bool crashed = r->status == 139 || r->status == 11 || strstr(r->err, "Segmentation fault");
-    const bool found = strstr(r->err, "AddressSanitizer") || strstr(r->err, ": runtime error: ");
+    const bool watches = strstr(r->err, "ERROR: AddressSanitizer:");
 
     if (!r->status)
         return;
-    if (crashed && !faults)
-        fault("the run crashed with a segmentation fault: some tensor or pointer is not set; the same make verify with "
+    if (watches)
+        print_access(r->err);
+    else if (crashed(r) && !faults)
+        fault("the run crashed: a tensor or pointer is not set, or an array is too small; the same make verify with "
               "SANITIZE=1 names the line");
-    if (!faults || found)
+    if (!faults || strstr(r->err, ": runtime error: "))
         fault("the run ended with status %d:\n%.2000s", r->status, r->err);
 }
 
@@ -185,7 +213,7 @@ static void print_verdict(const Case *c)
 {
     if (losses_differ())
         printf("correct except for what EXPECT names: %s", intended("gradients") ? "" : "gradients, ");
-    else if (strstr(waste, "left out"))
+    else if (suspicious)
         printf("correct, but suspicious: ");
     else if (*waste)
         printf("correct, but wasteful: ");
@@ -193,7 +221,7 @@ static void print_verdict(const Case *c)
         printf("correct: ");
     if (!losses_differ())
         printf(c->kind & FAR ? "gradients, norm, loss, " : "gradients, norms, losses, checkpoint, ");
-    printf("memory, traffic");
+    printf(watched(c) ? "memory, traffic, array bounds" : "memory, traffic");
     if (*farthest && !losses_differ())
         printf(" (%s)", farthest);
     printf("\n    %s\n%s", about, waste);
@@ -202,6 +230,12 @@ static void print_verdict(const Case *c)
 static void verify_run(const char *command, const Case *c, const Shape *s)
 {
     Run r = run_case(command, c, s);
+
+    if (crashed(&r.result) && sanitized && !watched(c)) {
+        result_free(r.result);
+        cJSON_Delete(r.report);
+        r = run_case(command_of(c, s, sanitized), c, s);
+    }
 
     learn_groups(command, c, s, &r);
     describe(s, r.report);
@@ -223,6 +257,24 @@ static void verify_run(const char *command, const Case *c, const Shape *s)
 
 /* ---- All configurations ---- */
 
+/* A run that must fail with a line: at once, or with infinite weights at its first step. */
+static void verify_failure(const char *command, const Case *c, const Shape *s)
+{
+    const bool infinite = c->kind & INFINITE;
+    const char *load = infinite ? format_text("--load %s", checkpoint(s, c->kind)) : "";
+    Result r = run("%s %s --steps %d --timeout 20", command, load, TRAINED + 1);
+
+    if (!r.status && infinite)
+        fault("some weights are Inf, but the loss is finite: what is not finite must not become a number");
+    else if (!r.status)
+        fault("the program runs, but its --help or its formulas exclude these options together, or on these ranks");
+    else if (infinite && !strstr(r.err, "the loss is "))
+        fault("some weights are Inf, but the run ends with another line than that of such a loss:\n%.500s", r.err);
+    else
+        printf("correct: %.*s\n", (int)strcspn(r.err, "\n"), r.err);
+    result_free(r);
+}
+
 /* "  4 ranks, --zero 1, large weights: " */
 static void print_case(const Case *c)
 {
@@ -233,6 +285,10 @@ static void print_case(const Case *c)
         printf(", large weights");
     if (c->kind & OVERFLOWS)
         printf(", overflow");
+    if (c->kind & INFINITE)
+        printf(", infinite weights");
+    if (c->kind & REFUSED)
+        printf(", which must be refused");
     printf(": ");
     fflush(stdout);
 }
@@ -241,17 +297,18 @@ static void print_case(const Case *c)
 static void verify(const Case *c)
 {
     const Shape s = shape_for(c);
-    const char *launcher = c->ranks > 1 ? format_text("mpiexec -n %d ", c->ranks) : "";
-    char *command = new_text("%s%s %s %s %s %s", launcher, program, s.model, s.schedule, c->options, mixture(&s));
+    const char *command = command_of(c, &s, watched(c) ? sanitized : program);
 
-    faults = 0, *farthest = 0, *waste = 0, count++;
+    faults = 0, suspicious = false, *farthest = 0, rounding = 0, *waste = 0, *groups = 0, count++;
+    describe(&s, NULL);
     print_case(c);
     run_well("rm -rf g.safetensors m.csv r.json t.json saved before skipped later resumed.csv");
     if (c->kind & OVERFLOWS)
         verify_overflow(command, &s);
+    else if (c->kind & (REFUSED | INFINITE))
+        verify_failure(command, c, &s);
     else
         verify_run(command, c, &s);
-    free(command);
     wrong += faults != 0;
 }
 
@@ -262,6 +319,8 @@ static bool is_chosen(const Case *c, int ranks)
         return false;
     if (c->kind & FULL && !is_set("FULL"))
         return false;
+    if (c->kind & (REFUSED | LONG) && ranks && ranks != c->ranks)
+        return false;                                           /* on other ranks these options mean something else */
     if (own && (ranks || *given_options) && c->ranks < 4)
         return false;                                           /* the three cases differ in ranks only */
     return !ranks || *given_options || fits(c, ranks);
@@ -272,7 +331,7 @@ static bool is_chosen(const Case *c, int ranks)
 static void run_chosen(Case c, int ranks)
 {
     const bool only_16_bits = given("--gradients") || given("--master") || given("--loss-scale")
-                              || given("--loss-scale-growth");
+                              || given("--loss-scale-growth") || given("--fp8-scaling");
 
     if (*given_options)
         c.options = given_options, c.tolerance = tolerance_of(given("--dtype")), c.kind = 0;
@@ -327,6 +386,48 @@ static void take_options(char **words)
         add_text(options, sizeof options, " --dtype %s", given("--gradients") || given("--master") ? "bf16" : "fp32");
 }
 
+/* Whether a wrong case is right without one of its options. A child process tries it: then nothing is printed or
+ * counted, and it may fail, since without --heads there may be no such model. */
+static bool is_right_without(const Case *c, const char *option)
+{
+    const char *at = strstr(c->options, option), *after = at + strlen(option);
+    Case other = *c;
+    int status = 1;
+
+    other.options = new_text("%.*s%s", (int)(at - c->options), c->options, after + (*after == ' '));
+    fflush(stdout);
+    const pid_t child = fork();
+    if (child == 0) {
+        const int nowhere = open("/dev/null", O_WRONLY);
+        dup2(nowhere, 1), dup2(nowhere, 2);
+        verify(&other);
+        _exit(faults != 0);
+    }
+    waitpid(child, &status, 0);
+    return child > 0 && WIFEXITED(status) && WEXITSTATUS(status) == 0;
+}
+
+/* Says which options make the first wrong configuration wrong: it is right without any one of them. Ranks that wait for
+ * each other take their time: then not all options are tried. */
+static void print_decisive_options(const Case *c)
+{
+    const time_t begin = time(NULL);
+    bool any = false, tiles = false;
+
+    for (const char *o = c->options; (o = strstr(o, "--")) && time(NULL) < begin + 30; o += 2) {
+        const char *next = strstr(o, " --");
+        char option[64];
+        snprintf(option, sizeof option, "%.*s", (int)(next ? next - o : (long)strlen(o)), o);
+        if (!is_right_without(c, option))
+            continue;
+        printf(any ? ", or without %s" : "the first wrong configuration is right without %s", option);
+        any = true, tiles |= c->kind & LONG && starts_with(option, "--seq");
+    }
+    if (any)
+        printf("%s\n", tiles ? ": its sequences have more than one tile (64 queries, 256 keys), so an offset or a "
+               "bound may be wrong from the second tile on" : "");
+}
+
 /* The number of wrong configurations or, if none is, of correct ones. */
 static void print_summary(void)
 {
@@ -347,11 +448,13 @@ int main(int argc, char **argv)
         errx(2, "expected STAGE PROGRAM [RANKS [OPTION...]], got %d arguments; use make verify", argc - 1);
     if (is_set("REFERENCE"))
         reference = getenv("REFERENCE");
-    setenv("ASAN_OPTIONS", "detect_leaks=0", 0);                /* as run.sh: MPICH leaks */
+    /* as run.sh: MPICH leaks; freed memory is kept for a while, which takes more time than all else */
+    setenv("ASAN_OPTIONS", "detect_leaks=0:quarantine_size_mb=4", 0);
     setenv("UBSAN_OPTIONS", "print_stacktrace=1", 0);
     stage = argv[1], program = realpath(argv[2], NULL);         /* runs start in a temporary directory */
     if (!program)
         errx(2, "there is no program %s", argv[2]);
+    sanitized = realpath(format_text("%s_sanitized", program), NULL);
     if (is_set("EXPECT") && !intended("gradients") && !intended("losses"))
         errx(2, "EXPECT: expected gradients, losses or both, got '%s'", getenv("EXPECT"));
     own = true;
@@ -362,12 +465,17 @@ int main(int argc, char **argv)
         take_options(argv + 4);
     printf("%s against %s, in float64, with --check:\n", stage,
            has_experts() ? "10 on one rank" : has_llama() ? "12 on one rank" : "01");
+    const Case *first = NULL;                   /* that is wrong */
     for (int i = 0; i < case_count; i++)
         if (is_chosen(&cases[i], ranks)) {
+            const int before = wrong;
             run_chosen(cases[i], ranks);
             if (*given_options)
                 break;
+            first = first || wrong == before ? first : &cases[i];
         }
+    if (first && wrong < count && !(first->kind & (OVERFLOWS | REFUSED | INFINITE)))
+        print_decisive_options(first);
     print_summary();
     return wrong > 0 || (wasteful && is_set("EXERCISE"));
 }

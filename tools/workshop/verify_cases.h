@@ -6,9 +6,11 @@
 #include <stdbool.h>
 
 /* What a case tries beside gradients, norms and losses. FAR: the first step from weights so large that softmax and loss
- * need their maxima subtracted. OVERFLOWS: the loss scale makes steps 4 and 7 overflow. FULL: only make verify
- * FULL=1 runs it. */
-typedef enum { FAR = 1, OVERFLOWS = 2, FULL = 4 } Kind;
+ * need their maxima subtracted. OVERFLOWS: the loss scale makes steps 4 and 7 overflow. SANITIZED: the program is the
+ * one that AddressSanitizer watches. LONG: kernels that work through sequences tile by tile have several tiles.
+ * INFINITE: some weights are Inf, so the run must fail. REFUSED: the program must refuse its options. FULL: only make
+ * verify FULL=1 runs it. */
+typedef enum { FAR = 1, OVERFLOWS = 2, FULL = 4, SANITIZED = 8, LONG = 16, INFINITE = 32, REFUSED = 64 } Kind;
 
 typedef struct {
     const char *stage, *options;
@@ -27,6 +29,8 @@ extern const double CLIP;       /* below the gradient norm of every configuratio
 typedef struct {
     int ranks, layers, heads, seq, micro_batch, accumulate;
     int kv_heads, mlp, tied;            /* 12's; else 0 */
+    int top_k;                          /* of mixtures */
+    double capacity;
     char model[512], schedule[128];     /* options for all runs; for runs of the program only */
 } Shape;
 

@@ -27,6 +27,8 @@ for n in $ranks; do
         wasteful=1
     fi
 done
-mpiexec -n 4 "$program" --min 1024 --max 4096 --timeout 5 >"$out" 2>&1 || { cat "$out"; exit 1; }
+for op in all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all shift barrier; do
+    mpiexec -n 3 "$program" --op $op --min 64 --max 512 --timeout 5 >"$out" 2>&1 || { cat "$out"; exit 1; }
+done
 [ $wasteful = 0 ] || echo "correct, but hops, bytes, groups or their formulas are not the project's"
 [ "$mode" != --exact ] || exit $wasteful

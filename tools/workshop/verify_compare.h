@@ -14,11 +14,13 @@ enum { TRAINED = 3, STEPS = 4, EVALUATED = 5 };
 
 extern const char *reference;   /* directory of the programs to compare with */
 extern char farthest[256];      /* 16- and 8-bit types: the largest difference that rounding made; otherwise "" */
+extern double rounding;         /* and the mean over all gradients; otherwise 0 */
 
 const char *mixture(const Shape *s);            /* the options of a model of experts */
 
-/* The checkpoint of a trained model of this shape, trained on first use; far: with large weights. */
-const char *checkpoint(const Shape *s, bool far);
+/* The checkpoint of a trained model of this shape, trained on first use; FAR: with large weights; INFINITE: with some
+ * that are Inf. */
+const char *checkpoint(const Shape *s, Kind kind);
 
 /* What the program and the reference do in a case: the same steps, evaluations and samples, from one checkpoint. */
 const char *task(const Case *c, const Shape *s);
@@ -31,6 +33,7 @@ bool samples(const Case *c);                    /* at its end */
 bool compare_gradients_of(const Case *c, const Shape *s, int sequences, bool ranks_agree);
 void compare_losses(const Case *c);
 void compare_validation(const Case *c, const cJSON *report);
+void compare_model(const cJSON *report);        /* its parameters, and FLOPs per token */
 void compare_checkpoint(const Case *c, const Shape *s);
 void compare_sample(char *text);                /* of the run's standard output */
 

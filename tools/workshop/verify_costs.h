@@ -10,6 +10,7 @@
 #include "verify_cases.h"
 
 extern char waste[4096];        /* what the current configuration costs more than the project's program, or less */
+extern bool suspicious;         /* it costs less, or rounds otherwise: that is hardly waste */
 
 /* From the --report and --trace of a run: adds what it costs more or less, nothing if the case has no row; or appends
  * the case's row. */

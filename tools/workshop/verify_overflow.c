@@ -21,7 +21,7 @@ static void run_overflow(const char *command, const Shape *s)
         {"later", OF_OVERFLOW, "--metrics resumed.csv"}};
 
     for (int i = 0; i < 5 && !faults; i++) {
-        const char *load = *runs[i].load ? runs[i].load : checkpoint(s, false);
+        const char *load = *runs[i].load ? runs[i].load : checkpoint(s, 0);
         Result r = run("%s --dtype fp16 --loss-scale 1.4e6 --loss-scale-growth 2 --load %s --steps %d %s", command,
                        load, TRAINED + runs[i].steps, runs[i].writes);
         if (r.status)
@@ -64,22 +64,23 @@ static void compare_scales(void)
                   isfinite(norm[i]) ? "is clean" : "overflows", scale[i], expected[i]);
 }
 
-/* The last steps of the run that was resumed are those of the other. */
+/* The last steps of the run that was resumed are those of the other, in every column of --metrics. */
 static void compare_resumed(void)
 {
-    static const char *const columns[] = {"loss", "lr", "loss_scale"};
-    double all[3][OF_OVERFLOW], resumed[3][LATER];
+    const char *columns[16];
+    const int count = metrics_columns("m.csv", columns);
+    double all[OF_OVERFLOW], resumed[LATER];
 
-    for (int k = 0; k < 3; k++) {
-        read_column("m.csv", columns[k], all[k], OF_OVERFLOW);
-        read_column("resumed.csv", columns[k], resumed[k], LATER);
-    }
-    for (int i = 0; i < 3 * LATER && !faults; i++) {
-        const int k = i % 3, step = OF_OVERFLOW - LATER + i / 3;
-        if (!near(resumed[k][i / 3], all[k][step], 1e-9))
-            fault("step %d: the %s is %.10g, but %.10g in a run that was resumed after steps 3, 4 and 5: the skipped "
-                  "step changed weights, or the checkpoint lacks a number, such as the clean steps so far "
-                  "(run_register_state)", step + 1, columns[k], all[k][step], resumed[k][i / 3]);
+    for (int k = 0; k < count; k++) {
+        read_column("m.csv", columns[k], all, OF_OVERFLOW);
+        read_column("resumed.csv", columns[k], resumed, LATER);
+        for (int i = 0; i < LATER && !faults; i++) {
+            const double right = all[OF_OVERFLOW - LATER + i];
+            if (!near(resumed[i], right, 1e-9) && isfinite(right))
+                fault("step %d: the %s is %.10g, but %.10g in a run that was resumed after steps 3, 4 and 5: the "
+                      "skipped step changed weights, or the checkpoint lacks a number, such as the clean steps so far "
+                      "(run_register_state)", OF_OVERFLOW - LATER + i + 1, columns[k], right, resumed[i]);
+        }
     }
 }
 

@@ -10,7 +10,7 @@
 #include "verify_costs.h"
 
 char about[1024], groups[256];
-int faults, wrong;
+int faults, wrong, accesses;
 
 void fault(const char *format, ...)
 {
@@ -31,7 +31,8 @@ void fault(const char *format, ...)
 static const char *hint(const char *line)
 {
     if ((strstr(line, "nan") || strstr(line, "inf and")) && !strstr(line, "under --check"))         /* one rank */
-        return " (a number on its way from the device is NaN until the host has waited for it: is it read too early?)";
+        return " (a number on its way from the device is NaN until the host has waited for it; so may be what lies "
+               "beyond an array, or was never written)";
     if (strstr(line, "has drifted before"))
         return " (no update was made yet: after a load parameters must be all-gathered)";
     if (strstr(line, "has drifted"))
@@ -61,27 +62,50 @@ static const char *count_name(int64_t calls, const Shape *s)
     return text;
 }
 
-static void traffic_fault(int rank, const char *op, const char *group, int64_t calls, int64_t bytes, int64_t expected,
-                          int64_t expected_bytes, const Shape *s)
-{
-    const long long off = llabs((long long)(calls - expected));
+/* A line in which a program finds that a group's traffic is not what it predicted. */
+typedef struct {
+    int rank;
+    char op[64], group[64];
+    long long calls, bytes, expected, expected_bytes;
+} Traffic;
 
-    if (off == 0)
-        fault("rank %d: the %lld calls of %s in group %s send %lld bytes, but predict() gives %lld: other tensors are "
-              "sent", rank, (long long)calls, op, group, (long long)bytes, (long long)expected_bytes);
-    else
-        fault("rank %d: %s in group %s is called %lld times per step, but predict() gives %lld: %lld %s%s", rank, op,
-              group, (long long)calls, (long long)expected, off, calls < expected ? "missing" : "too many",
-              count_name(off, s));
+static bool read_traffic(Traffic *t, const char *line)
+{
+    return sscanf(line, ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but predict() gives "
+                  "%lld calls and %lld", &t->rank, t->op, t->group, &t->calls, &t->bytes, &t->expected,
+                  &t->expected_bytes) == 7;
+}
+
+/* Prints one rank's lines. Calls missing in one group, and as many too many in another, are made in the wrong one. */
+static void print_traffic(const Traffic *list, int count, const Shape *s)
+{
+    for (const Traffic *t = list; t < list + count; t++) {
+        const long long more = t->calls - t->expected;
+        const Traffic *other = list;
+        while (other < list + count && (strcmp(other->op, t->op) || other->expected - other->calls != more || !more))
+            other++;
+        if (other < list + count && more < 0)
+            continue;                                   /* said with the other */
+        if (other < list + count)
+            fault("rank %d: %lld calls of %s per step are made in group %s, but predict() has them in group %s",
+                  t->rank, more, t->op, t->group, other->group);
+        else if (more == 0)
+            fault("rank %d: the %lld calls of %s in group %s send %lld bytes, but predict() gives %lld: other tensors "
+                  "are sent", t->rank, t->calls, t->op, t->group, t->bytes, t->expected_bytes);
+        else
+            fault("rank %d: %s in group %s is called %lld times per step, but predict() gives %lld: %lld %s%s",
+                  t->rank, t->op, t->group, t->calls, t->expected, llabs(more), more < 0 ? "missing" : "too many",
+                  count_name(llabs(more), s));
+    }
 }
 
 /* A program that began as a copy of another may still print the other's name. */
 void print_messages(const char *text, const Shape *s, bool drifted)
 {
-    char copy[4096], op[64], group[64];
-    int count = 0, rank;
-    long long calls, bytes, expected, expected_bytes;
-    bool traffic = false;
+    enum { MOST = 4 };
+    char copy[4096];
+    Traffic list[MOST];
+    int count = 0, traffic = 0;
 
     snprintf(copy, sizeof copy, "%s", text);
     for (char *line = strtok(copy, "\n"); line && count < 3; line = strtok(NULL, "\n")) {
@@ -89,17 +113,58 @@ void print_messages(const char *text, const Shape *s, bool drifted)
         if (name < 3 || line[0] < '0' || line[0] > '9' || line[2] != '_' || line[name] != ':'
             || (strstr(line, "has drifted") != NULL) != drifted)
             continue;
-        if (sscanf(line + name, ": rank %d, step %*d: %63s in group %63[^:]: %lld calls sent %lld bytes, but "
-                   "predict() gives %lld calls and %lld", &rank, op, group, &calls, &bytes, &expected, &expected_bytes)
-            == 7) {
-            if (!traffic)
-                traffic_fault(rank, op, group, calls, bytes, expected, expected_bytes, s);
-            traffic = true;
-        } else {
+        if (traffic < MOST && read_traffic(&list[traffic], line + name)) {
+            traffic += list[traffic].rank == list[0].rank;
+        } else if (!strstr(line, " calls sent ")) {
             fault("%s%s", line, hint(line));
             count++;
         }
     }
+    print_traffic(list, traffic, s);
+}
+
+/* The first place in a file of a stack, "route_forward_kernel (experts_cpu.c:45)", until the next call; "": none. Only
+ * the program's own files have line numbers. */
+static const char *first_place(const char *stack, bool with_line)
+{
+    static char place[2][200];
+    static int next;
+    char function[100], path[300];
+    char *to = place[next++ % 2];
+
+    *to = 0;
+    for (const char *at = strstr(stack, "    #"); at && !*to; at = strchr(at + 1, '\n'), at = at ? at + 1 : NULL) {
+        if (strncmp(at, "    #", 5))
+            break;
+        const int found = sscanf(at, " #%*d 0x%*x in %99s %299[^\n]", function, path);
+        const char *file = found == 2 && strrchr(path, '/') ? strrchr(path, '/') + 1 : "";
+        if (found >= 1 && !strstr(path, "asan_") && !strstr(path, "sanitizer_") && (strchr(file, ':') || !with_line))
+            snprintf(to, 200, *file ? "%s (%s)" : "%s", function, file);
+    }
+    return to;
+}
+
+void print_access(const char *text)
+{
+    const char *error = strstr(text, "ERROR: AddressSanitizer: ") + strlen("ERROR: AddressSanitizer: ");
+    const char *access = strstr(error, " of size "), *made = strstr(error, "allocated by thread");
+    const char *beyond = strstr(error, " is located "), *place = first_place(error, true);
+    const char *of = made ? first_place(made, true) : "";
+    char where[100] = "";
+
+    accesses++;
+    place = *place ? place : first_place(error, false);
+    if (!strncmp(error, "SEGV", 4)) {
+        fault("the run crashed in %s: a pointer is not set, or was read from beyond an array", place);
+        return;
+    }
+    if (beyond)                                 /* "8 bytes to the left of 32257-byte region [0x...": of gcc 12 */
+        snprintf(where, sizeof where, ", %.*s", (int)strcspn(beyond + 12, "[\n("), beyond + 12);
+    where[strlen(where) - (*where && where[strlen(where) - 1] == ' ')] = 0;
+    fault("%.*s: a %s in %s%s%s%s (found by AddressSanitizer; results may be right all the same, because what lies "
+          "beyond an array is often not used)", (int)strcspn(error, " \n"), error,
+          access && access > error && !strncmp(access - 4, "READ", 4) ? "read" : "write", place, where,
+          *of ? "; the array is made in " : "", of);
 }
 
 cJSON *read_json(const char *name)

@@ -6,12 +6,14 @@ $(foreach b,cpu cpu64,$(patsubst %,$(BUILD)/$(b)/%,$(TOOLS))): \
 		$$(call objects,$$(wildcard tools/workshop/$$(@F)*.c) tools/workshop/process) $$(@D)/libown.a $$(@D)/libcommon.a
 	$(link)
 
-# diagnose with 12 instead of 01
+# diagnose with 12 or 10 instead of 01
 diagnose_llama = $(call quick,-DLLAMA $(1) tools/workshop/diagnose*.c 12_llama/hugging_face.c \
 	$(BUILD)/cpu64/obj/tools/workshop/process.o)
-$(BUILD)/cpu64/diagnose_llama: $(wildcard tools/workshop/diagnose*.[ch] tools/workshop/single_gpu.h 12_llama/*.[ch]) \
+diagnose_experts = $(call quick,-DEXPERTS $(1) tools/workshop/diagnose*.c $(BUILD)/cpu64/obj/tools/workshop/process.o)
+$(BUILD)/cpu64/diagnose_llama $(BUILD)/cpu64/diagnose_experts: \
+		$(wildcard tools/workshop/diagnose*.[ch] tools/workshop/single_gpu.h 12_llama/*.[ch] 10_expert_parallel/*.[ch]) \
 		$(patsubst %,$(BUILD)/cpu64/%,obj/tools/workshop/process.o libown.a libcommon.a)
-	@echo "  CC  $@"; $(diagnose_llama) -o $@
+	@echo "  CC  $@"; $($(@F)) -o $@
 
 known-stage:
 	@test -n "$(PROGRAM)" || { echo "$(if $(MATCHES),STAGE=$(STAGE) is the beginning of several names; write the full" \
@@ -31,7 +33,7 @@ exercise: known-stage	## copy a program with some code removed, to restore: STAG
 EDITED := $(if $(N),$(EXERCISE),$(PROGRAM))
 REFERENCES := 01_single_gpu 10_expert_parallel 12_llama
 REFERENCE := $(BUILD)/verify/reference
-DIAGNOSE := diagnose$(if $(filter 12,$(NUMBER)),_llama)
+DIAGNOSE := diagnose$(if $(filter 12,$(NUMBER)),_llama)$(if $(filter 10 11,$(NUMBER)),_experts)
 quick = $(CC) $(filter-out -MMD -MP,$(FLAGS)) -O1 -DREAL64 $(1) $(patsubst %,$(BUILD)/cpu64/%,libown.a libcommon.a) $(LIBS)
 edited: known-stage deps-run
 	@test -d $(EDITED) || { echo "there is no $(EDITED); make it: make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
@@ -42,6 +44,9 @@ verify-training: edited
 		01_single_gpu 10_expert_parallel) verify $(DIAGNOSE) libown.a) >/dev/null
 	@mkdir -p $(BUILD)/verify
 	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
+	@$(if $(SANITIZE),,$(call quick,-w -Og -g -fsanitize=address $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))_sanitized \
+		2>/dev/null || { rm -f $(BUILD)/verify/$(notdir $(EDITED))_sanitized; \
+		echo "accesses beyond arrays are not looked for: $(CC) has no -fsanitize=address (libasan)"; })
 	@git diff --quiet HEAD -- $(REFERENCES) 2>/dev/null; case $$? in \
 	0) of=$(BUILD)/cpu64 ;; \
 	1) of=$(REFERENCE); echo "01, 10 or 12 differs from the last commit: the reference is the committed one"; \
@@ -59,7 +64,7 @@ verify-collectives: edited
 	@$(MAKE) --no-print-directory $(BUILD)/cpu64/libown.a $(BUILD)/cpu64/libcommon.a >/dev/null
 	@mkdir -p $(BUILD)/verify
 	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(EDITED_00)
-	@$(if $(SANITIZE),,$(call quick,-w -g -fsanitize=address $(EDITED)/*.c) -o $(EDITED_00)_watched 2>/dev/null && \
+	@$(if $(SANITIZE),,$(call quick,-w -Og -g -fsanitize=address $(EDITED)/*.c) -o $(EDITED_00)_watched 2>/dev/null && \
 		mv $(EDITED_00)_watched $(EDITED_00);) true
 	@tools/workshop/verify_collectives.sh $(EDITED_00) "$(if $(filter file,$(origin NP)),1 2 3 4 5 6 7 8,$(NP))" \
 		--$(if $(RECORD),record,$(if $(N),exact,compare)) $(ARGS); $(note_attempt)
@@ -70,11 +75,14 @@ reference:
 	@$(foreach p,$(REFERENCES),$(call quick,$(REFERENCE)/of/$(p)/*.c) -o $(REFERENCE)/$(p) &&) \
 		$(call quick,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/01_single_gpu/train.c"' tools/workshop/diagnose*.c \
 		$(BUILD)/cpu64/obj/tools/workshop/process.o) -o $(REFERENCE)/diagnose && \
-		$(call diagnose_llama,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/12_llama/train.c"') -o $(REFERENCE)/diagnose_llama
+		$(call diagnose_llama,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/12_llama/train.c"') -o $(REFERENCE)/diagnose_llama && \
+		$(call diagnose_experts,-DSINGLE_GPU='"$(ROOT)/$(REFERENCE)/of/10_expert_parallel/train.c"') \
+			-o $(REFERENCE)/diagnose_experts
 
 # The bytes, FLOPs and overlapping transfers of the project's programs, which verify compares with.
 verify-costs:
 	@rm -f tools/workshop/verify_costs.tsv
+	@$(MAKE) -s --no-print-directory verify STAGE=00 RECORD=1
 	@for s in $(STAGES); do $(MAKE) -s --no-print-directory verify STAGE=$$s FULL=1 RECORD=1 || exit; done
 
 compare: deps-run	## compare two --dump-gradients files: A=one.safetensors B=two.safetensors TOLERANCE=1e-4 HEADS=12
