@@ -94,6 +94,7 @@ static const Configuration cases[] = {
     {"09_combined", FP32 "--tp 3", 3, 1, 4, 1, "none", .seq = 150},
     {"09_combined", FP32 "--cp 4 --zero 0", 4, 1, 1, 2, "none", .seq = 32},
     {"09_combined", FP32, 1, 2, 3, 2, "full"},
+    {"09_combined", FP32 "--cp 2", 2, 1, 1, 1, "none", .seq = 1040, .hidden = 16, .heads = 2},      /* several tiles */
 
     /* ep over each dimension but pp, and over several; below, equal to and above tp; both --zero */
     {"11_five_dimensions", FP32 "--tp 2 --cp 2 --pp 2 --ep 4", 8, 3, 1, 4, "full", .seq = 24, EXPERTS(4, 2, SPAN(6))},
@@ -103,10 +104,13 @@ static const Configuration cases[] = {
     {"11_five_dimensions", FP32 "--pp 3 --dp 2 --ep 2", 6, 3, 1, 3, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
     {"11_five_dimensions", FP32 "--tp 3 --ep 6 --zero 0", 6, 3, 3, 1, "full", .dp = 2, EXPERTS(6, 3, "--capacity 0")},
     {"11_five_dimensions", FP32, 1, 3, 3, 2, "none", EXPERTS(6, 3, "--capacity 0")},
+    {"11_five_dimensions", FP32 "--cp 2", 2, 1, 1, 1, "none", .seq = 1040, .hidden = 16, .heads = 2,
+     EXPERTS(4, 2, SPAN(52))},
 
     /* KV heads below, equal to and above the ranks; MLPs, rows and a vocabulary that are no multiple of the ranks */
     {"12_llama", "", 1, 3, 1, 3, "full", LLAMA(2, "--untied"), .exact = true},
     {"12_llama", "", 3, 2, 1, 1, "selective", .seq = 7, LLAMA(3, "")},
+    {"12_llama", "", 2, 2, 1, 2, "none", .seq = 150, LLAMA(2, "")},                         /* several tiles */
     {"12_llama", "", 5, 1, 2, 2, "full", .hidden = 60, .heads = 10, LLAMA(1, "--untied --rope-theta 500000")},
     {"12_llama", "--sequence-parallel", 8, 2, 1, 2, "none", 0, 16, 64, 8, 101, LLAMA(4, "")},
 };
