@@ -203,6 +203,8 @@ static const Planted planted[] = {
     {"01_single_gpu", "double mean = tensor_item(loss);", "double mean = tensor_item(loss) + 1;", 1, "--clip 1",
      "every gradient is right, but the loss of this step is |only the number that is reported is wrong"},
     {"12_llama", "layout.config.norm_eps", "1e-5", 1, "--kv-heads 3", "the loss of this step is "},
+    {"12_llama", ".col_group = 1, .std = into_residual}}", ".col_group = 1, .std = std}}", 1, "--untied",
+     "the initial weights of model.layers.|.mlp.down_proj.weight are not the reference's"},
     {"12_llama", "(c.untied ? 2 : 1)", "1", 1, "--untied", "a formula of the model's size is wrong"},
     /* Llama's block: a KV head's copies, partial sums of copies, norms of local rows, the head's gradient, one half of
      * the MLP */

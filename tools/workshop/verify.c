@@ -67,10 +67,10 @@ static const char *command_of(const Case *c, const Shape *s, const char *binary)
     return new_text("%s%s %s %s %s %s", launcher, binary, s->model, s->schedule, c->options, mixture(s));
 }
 
-/* Whether AddressSanitizer watches the run: also every one with ARGS. */
+/* Whether AddressSanitizer watches the run: also every one with ARGS, and after it has found something. */
 static bool watched(const Case *c)
 {
-    return sanitized && (c->kind & SANITIZED || *given_options);
+    return sanitized && (c->kind & SANITIZED || *given_options || accesses);
 }
 
 /* ---- One configuration ---- */
@@ -249,6 +249,8 @@ static void verify_run(const char *command, const Case *c, const Shape *s)
     explain_ending(&r.result);
     if (!faults && !(c->kind & FAR) && r.report)
         check_costs(c, r.report);
+    if (!faults && count == 1 && !c->tolerance && !intended("losses") && !intended("gradients"))
+        compare_initial(command, c, s);
     if (!faults)
         print_verdict(c);
     cJSON_Delete(r.report);
@@ -400,6 +402,7 @@ static bool is_right_without(const Case *c, const char *option)
     if (child == 0) {
         const int nowhere = open("/dev/null", O_WRONLY);
         dup2(nowhere, 1), dup2(nowhere, 2);
+        count = 0;                              /* the first compares initial weights, too */
         verify(&other);
         _exit(faults != 0);
     }

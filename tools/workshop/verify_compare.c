@@ -324,6 +324,21 @@ void compare_validation(const Case *c, const cJSON *report)
     cJSON_Delete(of_reference);
 }
 
+void compare_initial(const char *command, const Case *c, const Shape *s)
+{
+    char name[128] = "";
+
+    run_well("rm -rf saved 01.saved");
+    Result r = run("%s --steps 0 --save saved --timeout 20", command);
+    run_well("%s/%s %s --micro-batch %d %s %s --steps 0 --save 01.saved", reference, reference_program(), s->model,
+             s->micro_batch, mixture(s), reference_options(c));
+    if (r.status)
+        fault("--steps 0 --save: %.*s", (int)strcspn(r.err, "\n"), r.err);
+    else if (compare_tensors(saved_file("saved", "model"), saved_file("01.saved", "model"), 0, false, name) > 0)
+        fault("the initial weights of %s are not the reference's", name);
+    result_free(r);
+}
+
 void compare_model(const cJSON *report)
 {
     static const char *const names[] = {"parameters", "flops_per_token"};

@@ -33,6 +33,7 @@ bool samples(const Case *c);                    /* at its end */
 bool compare_gradients_of(const Case *c, const Shape *s, int sequences, bool ranks_agree);
 void compare_losses(const Case *c);
 void compare_validation(const Case *c, const cJSON *report);
+void compare_initial(const char *command, const Case *c, const Shape *s);       /* the weights of a run of no steps */
 void compare_model(const cJSON *report);        /* its parameters, and FLOPs per token */
 void compare_checkpoint(const Case *c, const Shape *s);
 void compare_sample(char *text);                /* of the run's standard output */
