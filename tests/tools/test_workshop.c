@@ -159,7 +159,7 @@ static const Planted planted[] = {
      "--tp 2 --cp 2 --pp 2", "2 times too large (= the size of tp, or"},
     /* gradients without an all-reduce: over cp, over tp for replicated parameters, of the embedding's two ends */
     {"09_combined", ": comm_start_all_reduce(replicas, unit, SUM);", ": comm_start_all_reduce(pp, unit, SUM);", 2,
-     "--cp 2 --zero 0", "all_reduce in group pp is called 7 times per step, but predict() gives 0|"
+     "--cp 2 --zero 0", "7 calls of all_reduce per step are made in group pp, but predict() has them in group replicas|"
      "a run in which gradients were not all-reduced over cp: only the tokens of its first rank contributed"},
     {"09_combined", "    if (tp_size > 1 && u > 0)\n"
      "        comm_all_reduce(tp, u <= L ? gradients.blocks[u - 1].replicated : gradients.final, SUM);\n", "", 8,
@@ -200,7 +200,7 @@ static const Planted planted[] = {
     /* a norm and a loss that are wrong although the gradients are right */
     {"04_zero", "replica(comm_rank(replicas))", "replica(0)", 6, "--zero 3 --replicate 2",
      "(= the square root of the size of replicas"},
-    {"01_single_gpu", "double mean = tensor_item(loss);", "double mean = tensor_item(loss) + 1;", 1, "--clip 1",
+    {"01_single_gpu", "double mean = tensor_item(loss);", "double mean = tensor_item(loss) + 1;", 1, "--recompute none",
      "every gradient is right, but the loss of this step is |only the number that is reported is wrong"},
     {"12_llama", "layout.config.norm_eps", "1e-5", 1, "--kv-heads 3", "the loss of this step is "},
     {"12_llama", ".col_group = 1, .std = into_residual}}", ".col_group = 1, .std = std}}", 1, "--untied",
@@ -317,8 +317,8 @@ static void waste_is_named(void **state)
          "--overlap --recompute full: correct, but wasteful"},
         {"06_pipeline_parallel", "repeat(&w, 2 * (p - r) - 1, \"F0\");", "repeat(&w, 2 * (p - r), \"F0\");",
          "--schedule zb-v: correct, but wasteful|micro-batches in flight, of all ranks: 21, but 18"},
-        {"06_pipeline_parallel", "repeat(&w, 2 * (p - r) - 1, \"F0\");", "repeat(&w, 2 * (p - r), \"F0\");",
-         "some costs are lower and others higher"},
+        {"06_pipeline_parallel", "        if (i >= r)\n", "        if (i >= 0)\n",
+         "the bubble of this schedule is 0.250, but the formula gives 0.125|some costs are lower and others higher"},
         {"08_fused_kernels", "    if (fuse.layernorm) {\n        residual_layernorm_forward(",
          "    if (false) {\n        residual_layernorm_forward(",
          "calls of residual_layernorm_forward, evaluations included: 0, but"},
@@ -371,9 +371,7 @@ static void sanitizers_name_the_line(void **state)
     replace(directory, "    gelu_backward(d->up, d->gelu, a->up);\n",
             "    gelu_backward(d->up, d->gelu, a->up);    ((double *)d->up.data)[R * F] = 1;\n");
     Result r = run("sh -c '" MAKE_SH "verify STAGE=01 EDITED=%s ARGS=--check'", "SANITIZE=1", directory);
-    const char *frame = strstr(r.out, "in block_backward");
-    assert_true(frame && memmem(frame, strcspn(frame, "\n"), "/train.c:", 9));
-    expect(r, FAILS, "ERROR: AddressSanitizer: heap-buffer-overflow");
+    expect(r, FAILS, "heap-buffer-overflow: a write in block_backward (train.c:|the array is made in ");
 }
 
 /* Memory or traffic that differs from predict()'s is reported, and the status is 1. */
