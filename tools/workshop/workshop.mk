@@ -44,9 +44,10 @@ verify-training: edited
 		01_single_gpu 10_expert_parallel) verify $(DIAGNOSE) libown.a) >/dev/null
 	@mkdir -p $(BUILD)/verify
 	@$(call quick,$(if $(N),-Wno-unused) $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))
-	@$(if $(SANITIZE),,$(call quick,-w -Og -g -fsanitize=address $(EDITED)/*.c) -o $(BUILD)/verify/$(notdir $(EDITED))_sanitized \
-		2>/dev/null || { rm -f $(BUILD)/verify/$(notdir $(EDITED))_sanitized; \
-		echo "accesses beyond arrays are not looked for: $(CC) has no -fsanitize=address (libasan)"; })
+	@watched=$(BUILD)/verify/$(notdir $(EDITED))_sanitized; $(if $(SANITIZE),rm -f $$watched,$(call quick,-w -Og -g \
+		-fsanitize=address $(EDITED)/*.c) -o $$watched 2>/dev/null && ASAN_OPTIONS=detect_leaks=0 $$watched --help \
+		>/dev/null 2>&1 || { rm -f $$watched; echo "accesses beyond arrays are not looked for, because" \
+		"$(CC) -fsanitize=address (libasan) makes no program that starts"; })
 	@git diff --quiet HEAD -- $(REFERENCES) 2>/dev/null; case $$? in \
 	0) of=$(BUILD)/cpu64 ;; \
 	1) of=$(REFERENCE); echo "01, 10 or 12 differs from the last commit: the reference is the committed one"; \
