@@ -103,11 +103,10 @@ static void print_traffic(const Traffic *list, int count, const Shape *s)
 void print_messages(const char *text, const Shape *s, bool drifted)
 {
     enum { MOST = 4 };
-    char copy[4096];
+    char *copy = strdup(text);
     Traffic list[MOST];
     int count = 0, traffic = 0;
 
-    snprintf(copy, sizeof copy, "%s", text);
     for (char *line = strtok(copy, "\n"); line && count < 3; line = strtok(NULL, "\n")) {
         const size_t name = strcspn(line, ": ");
         if (name < 3 || line[0] < '0' || line[0] > '9' || line[2] != '_' || line[name] != ':'
@@ -120,6 +119,7 @@ void print_messages(const char *text, const Shape *s, bool drifted)
             count++;
         }
     }
+    free(copy);
     print_traffic(list, traffic, s);
 }
 
