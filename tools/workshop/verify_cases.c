@@ -87,9 +87,9 @@ const Case cases[] = {
     {"08_fused_kernels", "--dtype bf16 --master none --fuse layernorm,gelu,cross-entropy,adamw", 1, 0.04},
     {"09_combined", "--dtype fp32 --tp 2 --cp 2 --pp 2 --accumulate 3", 8},
     /* groups of unequal sizes, so that a factor has one name; shards of unequal sizes */
-    {"09_combined", "--dtype fp32 --cp 3 --heads 5 --hidden 50 --accumulate 4", 6},
+    {"09_combined", "--dtype fp32 --cp 3 --heads 5 --hidden 50 --layers 3 --accumulate 4", 6},
     {"09_combined", "--dtype fp32 --cp 2", 8, .kind = FULL},
-    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --zero 0 --clip 100 --accumulate 3", 4},
+    {"09_combined", "--dtype fp32 --tp 2 --cp 2 --zero 0 --clip 100 --layers 3 --accumulate 3", 4},
     {"09_combined", "--dtype fp32 --cp 2 --layers 1 --heads 2 --seq 1040 --accumulate 1", 2, .kind = SANITIZED | LONG},
     {"09_combined", "--dtype fp32 --cp 2 --pp 3 --layers 3 --micro-batch 2 --accumulate 5 --recompute full", 6},
     {"09_combined", "--dtype fp32 --tp 4 --pp 2", 8, .kind = FULL},
@@ -103,9 +103,9 @@ const Case cases[] = {
     {"10_expert_parallel", "--ep 2", 3, .kind = REFUSED},
     /* capacity * top-k * span / experts is 8 and a rounding error */
     {"10_expert_parallel", "--ep 1 --seq 20 --span 10 --top-k 3 --capacity 1.6 --recompute selective", 2, 0, SANITIZED},
-    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3 --accumulate 3", 8},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3 --accumulate 2", 8},
     {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = FULL},
-    {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0 --accumulate 3", 6},
+    {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0 --layers 3 --accumulate 3", 6},
     {"11_five_dimensions", "--dtype fp32 --cp 2 --layers 1 --heads 2 --seq 1040 --accumulate 1 --span 52", 2, 0, LONG},
     {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2 --seq 20 --span 10 --top-k 3 --capacity 1.6 --clip 100", 4, 0,
      SANITIZED},
