@@ -461,9 +461,12 @@ static void print_costs(Comm *c, Tensor t)
                      (long long)all[0][1], s.hops, s.volume, bus_factor(a->name, n));
     }
     print_rank_0("  groups of rank 0, %d rank%s:", n, n > 1 ? "s" : "");
-    for (int k = 0; k < 2; k++)
-        for (int i = 0; i < comm_size(k ? across : node); i++)
-            print_rank_0(i ? " %d" : k ? ", across %d" : " node %d", comm_members(k ? across : node)[i]);
+    print_rank_0(" node");
+    for (int i = 0; i < comm_size(node); i++)
+        print_rank_0(" %d", comm_members(node)[i]);
+    print_rank_0(", across");
+    for (int i = 0; i < comm_size(across); i++)
+        print_rank_0(" %d", comm_members(across)[i]);
     print_rank_0("\n");
 }
 

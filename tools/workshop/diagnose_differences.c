@@ -335,11 +335,15 @@ static void name_sequences(char *text, size_t size, const double *w)
     const int only = only_one(each, count);
     if (only < 0) {
         list_weights(list, sizeof list, each, count);
+        if (by_rank)
+            why = "; some ranks compute what others compute, too";
+        else if (by_micro)
+            why = "; some stand in for others: does the batch load them twice, or are there too few buffers for what "
+                  "is in flight?";
+        else
+            why = "; the batch has some twice, in place of others (batch_load)";
         snprintf(text, size, "%s contribute to the global batch with different weights instead of 1 each: %s%s",
-                 several, list, !replaces(each, count) ? "" : by_rank ? "; some ranks compute what others compute, too"
-                 : by_micro ? "; some stand in for others: does the batch load them twice, or are there too few "
-                              "buffers for what is in flight?" : "; the batch has some twice, in place of others "
-                                                                 "(batch_load)");
+                 several, list, replaces(each, count) ? why : "");
         return;
     }
     if (by_rank)
