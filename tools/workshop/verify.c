@@ -269,7 +269,7 @@ static void verify_failure(const char *command, const Case *c, const Shape *s)
     if (!r.status && infinite)
         fault("some weights are Inf, but the loss is finite: what is not finite must not become a number");
     else if (!r.status)
-        fault("the program runs, but its --help or its formulas exclude these options together, or on these ranks");
+        fault("the program runs, but it must refuse these options: together, or on these ranks, they cannot be right");
     else if (infinite && !strstr(r.err, "the loss is "))
         fault("some weights are Inf, but the run ends with another line than that of such a loss:\n%.500s", r.err);
     else
