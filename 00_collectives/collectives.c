@@ -440,8 +440,8 @@ static void verify_barrier(Comm *c, Tensor t)
     }
 }
 
-/* Prints what each algorithm costs: the hops that follow one another, and the bytes of the rank that sends most; beside
- * them steps_of. (It counts a gather's hops as one, because nobody waits for another one's.) */
+/* Prints what each algorithm costs for tensor t, beside steps_of: the hops that follow one another, and the bytes of
+ * the rank that sends most. (It counts a gather's hops as one, because nobody waits for another one's.) */
 static void print_costs(Comm *c, Tensor t)
 {
     const int n = comm_size(c);
@@ -450,15 +450,15 @@ static void print_costs(Comm *c, Tensor t)
     for (const Collective *a = collectives; a < collectives + COLLECTIVES; a++) {
         const Steps s = steps_of(a, n);
         comm_stats_reset();
-        a->ours(c, tensor_range(t, 0, 840));
+        a->ours(c, t);
         mine[0] = comm_hops(), mine[1] = comm_bytes();
         comm_gather_host(c, all, mine, sizeof mine);
         for (int r = 1; r < n; r++)
             for (int k = 0; k < 2; k++)
                 all[0][k] = all[r][k] > all[0][k] ? all[r][k] : all[0][k];
-        print_rank_0("  %s, %s, %d rank%s: %lld hops, %lld bytes; by formula %g hops, of %.4g x 6720 bytes, bus %.4g\n",
+        print_rank_0("  %s, %s, %d rank%s: %lld hops, %lld bytes; by formula %g hops, of %.4g x %lld bytes, bus %.4g\n",
                      a->name, algorithm_name[a->algorithm], n, n > 1 ? "s" : "", (long long)all[0][0],
-                     (long long)all[0][1], s.hops, s.volume, bus_factor(a->name, n));
+                     (long long)all[0][1], s.hops, s.volume, (long long)tensor_bytes(t), bus_factor(a->name, n));
     }
     print_rank_0("  groups of rank 0, %d rank%s:", n, n > 1 ? "s" : "");
     print_rank_0(" node");
@@ -488,7 +488,7 @@ static void verify(Comm *c, Tensor ours, Tensor theirs)
     print_rank_0("%d rank%s: %d algorithms equal the library's on eleven sizes; bytes equal the formulas\n", n,
                  n > 1 ? "s" : "", COLLECTIVES);
     if (options.check)
-        print_costs(c, ours);
+        print_costs(c, tensor_range(ours, 0, 840));
 }
 
 /* Prints the table of one collective, by one of its algorithms or (-1) all, beside the library's. */
