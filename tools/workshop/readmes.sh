@@ -1,7 +1,7 @@
 #!/bin/sh
 # readmes.sh CHECK FILE...: prints one line per fault that a check finds in READMEs, and ends with status 1 if there is
-# one. Run it in the root of the tree. Checks: headings, links, citations, figures, quotes, widths; run-this, commands
-# (run them).
+# one. Run it in the root of the tree. Checks: headings, links, citations, figures, quotes, widths; run-this, predict,
+# commands (run them).
 set -u
 check=$1
 shift
@@ -92,23 +92,54 @@ run() {
     return 1
 }
 
-# The first fenced block under "Run this": a command (a line may end in \), then lines that its output must contain in
-# this order. White space does not count, "..." alone stands for lines left out, and "<-" begins a note.
-run_this() {
-    awk '/^## / {on = /^## Run this$/} on && /^```/ && fences++ == 1 {exit} on && fences == 1 && !/^```/' "$file" |
-        sed -e ':more' -e '/\\$/N; s/\\\n//; tmore' >"$dir/block"
-    command=$(head -n 1 "$dir/block")
-    [ -n "$command" ] || echo 'its section "Run this" has no fenced block with a command in the first line'
-    [ -n "$command" ] && run "$command" || return
-    for f in block out; do
+# Runs the command in the first line of $dir/block (a line may end in \). The other lines must be in its output, in this
+# order. White space does not count, "..." alone stands for lines left out, and "<-" begins a note.
+compare() {
+    sed -e ':more' -e '/\\$/N; s/\\\n//; tmore' "$dir/block" >"$dir/joined"
+    command=$(head -n 1 "$dir/joined")
+    run "$command" || return
+    for f in joined out; do
         sed 's/<-.*//; s/[[:space:]][[:space:]]*/ /g; s/^ //; s/ $//' "$dir/$f" >"$dir/$f.squeezed"
     done
-    sed 1d "$dir/block.squeezed" | awk -v output="$dir/out.squeezed" '
+    sed 1d "$dir/joined.squeezed" | awk -v output="$dir/out.squeezed" '
         /^$/ || /^\.\.\.$/ {next}
         {
             while ((more = (getline line <output)) > 0 && !index(line, $0)) {}
             if (more <= 0) {print "the output lacks, or has in another place: " $0; exit}
         }'
+}
+
+# The first fenced block under "Run this".
+run_this() {
+    awk '/^## / {on = /^## Run this$/} on && /^```/ && fences++ == 1 {exit} on && fences == 1 && !/^```/' "$file" \
+        >"$dir/block"
+    [ -s "$dir/block" ] || echo 'its section "Run this" has no fenced block with a command in the first line'
+    [ ! -s "$dir/block" ] || compare
+}
+
+# The boxes "> **Predict.**": a question, a folded answer, and in it a fenced block with a command and lines of its
+# output. These lines have every number that the answer prints in bold.
+predict() {
+    boxes=$(grep -c '^> \*\*Predict\.\*\*' "$file")
+    [ "$boxes" -ge 2 ] || echo "has $boxes boxes \"> **Predict.**\", expected at least 2"
+    grep -q '^> \*\*Rule\.\*\*' "$file" || echo 'has no box "> **Rule.**"'
+    for box in $(seq "$boxes"); do
+        awk -v box="$box" -v dir="$dir" '
+            /^> \*\*Predict\.\*\*/ {count++}
+            count != box || done {next}
+            /^<details><summary>Answer, and the run that shows it/ {answer = 1}
+            answer && /^```/ {block++; next}
+            block == 1 {print >(dir "/block")}
+            answer && !block {print >(dir "/answer")}
+            /^<\/details>/ {done = 1}
+            BEGIN {printf "" >(dir "/block"); printf "" >(dir "/answer")}' "$file"
+        grep -o '\*\*[^*]*\*\*' "$dir/answer" | tr -d '*' | grep '[0-9]' >"$dir/bold"
+        [ -s "$dir/bold" ] || echo "box $box: its answer has no number in bold"
+        while read -r number; do
+            sed '1d; s/<-.*//' "$dir/block" | grep -qwF -- "$number" || echo "box $box: no line of the run has $number"
+        done <"$dir/bold"
+        compare | sed "s/^/box $box: /"
+    done
 }
 
 # Runs all commands in fenced blocks, but those that would run for long, run this again, or fail by design.
@@ -134,7 +165,7 @@ commands() {
 
 for file in "$@"; do
     case $check in
-    headings | links | citations | figures | quotes | widths | commands) $check ;;
+    headings | links | citations | figures | quotes | widths | predict | commands) $check ;;
     run-this) run_this ;;
     esac >"$dir/found"
     [ ! -s "$dir/found" ] || fault "$(cat "$dir/found")"
