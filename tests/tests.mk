@@ -23,6 +23,7 @@ TEST_PROGRAMS := $(patsubst %,$(BUILD)/cpu64/%,$(filter-out test_cuda test_simul
 TEST_NAMES := $(sort book $(patsubst test_%,%,$(notdir $(TEST_PROGRAMS))))
 CHOSEN := $(if $(TEST),$(foreach t,$(TEST),$(filter %/test_$(t),$(TEST_PROGRAMS))),$(TEST_PROGRAMS))
 STARTS_sweep := $(BUILD)/cpu/sweep
+STARTS_readmes := $(BUILD)/cpu/plan
 STARTS_mixed_precision := $(BUILD)/cpu64/verify $(BUILD)/cpu64/diagnose
 STARTS_workshop := $(BUILD)/cpu/sweep $(BUILD)/cpu/compare $(STARTS_mixed_precision) \
 	$(BUILD)/cpu64/diagnose_llama $(BUILD)/cpu64/diagnose_experts

@@ -30,15 +30,16 @@ static void no_check_finds_a_fault(void **state)
     }
 }
 
-static void changes_are_up_to_date(void **state)
+static void changes_and_tables_are_up_to_date(void **state)
 {
     expect(run_in_copy("cd " SOURCE " && tools/workshop/changes.sh --check"), 0, "");
+    expect(run_in_copy("cd " SOURCE " && PLAN=" BUILD "/cpu/plan tools/workshop/journey.sh --check"), 0, "");
 }
 
 int main(void)
 {
     const struct CMUnitTest tests[] = {cmocka_unit_test(no_check_finds_a_fault),
-                                       cmocka_unit_test(changes_are_up_to_date)};
+                                       cmocka_unit_test(changes_and_tables_are_up_to_date)};
 
     return cmocka_run_group_tests_name("readmes", tests, NULL, NULL);
 }

@@ -104,6 +104,9 @@ diff: known-stage	## show what a program changes in its base: STAGE=05; FULL=1: 
 changes:		## renew the DIFF.md of each program, which explains what it changes
 	@tools/workshop/changes.sh --update
 
+journey: $(BUILD)/cpu/plan	## renew each chapter's table of Llama 3 70B on 64 H100s
+	@PLAN=$< tools/workshop/journey.sh --update
+
 figures: deps		## redraw the figures of the READMEs from new runs
 	@$(MAKE) --no-print-directory cpu
 	@tools/workshop/figures.sh
@@ -119,4 +122,4 @@ check-machine:	## check what this machine can run, and what to install for more
 	@$(found) OPTIMIZE='$(OPTIMIZE)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' \
 		tools/machine/check_machine.sh
 
-.PHONY: known-stage trains exercise edited verify verify-training verify-collectives reference verify-costs compare ladder sweep diff changes figures deps deps-run check-machine
+.PHONY: known-stage trains exercise edited verify verify-training verify-collectives reference verify-costs compare ladder sweep diff changes journey figures deps deps-run check-machine
