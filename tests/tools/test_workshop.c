@@ -464,9 +464,14 @@ static void exercises_fail_until_they_are_done(void **state)
 static void attempts_are_counted(void **state)
 {
     (void)state;
-    run_well("mkdir -p build/exercise");
-    run_well(SOURCE "/tools/workshop/exercise.sh --tried 05.1 1");
-    expect(run(SOURCE "/tools/workshop/exercise.sh --tried 05.1 0"), 0, "exercise 05.1 passed, at attempt 2\n");
+    run_well("sh -c 'mkdir -p build/exercise/05.1 && cd build/exercise/05.1 && echo removed >train.c &&"
+             " cat train.c | cksum >.as_made'");
+    expect(run(SOURCE "/tools/workshop/exercise.sh --tried 05.1 2 build/exercise/05.1"), 0,
+           "nothing in build/exercise/05.1 is changed yet, so this was no attempt\n");
+    run_well("sh -c 'echo tried >build/exercise/05.1/train.c'");
+    run_well(SOURCE "/tools/workshop/exercise.sh --tried 05.1 1 build/exercise/05.1");
+    expect(run(SOURCE "/tools/workshop/exercise.sh --tried 05.1 0 build/exercise/05.1"), 0,
+           "exercise 05.1 passed, at attempt 2\n");
     run_well("grep -q '^05.1,....-..-.. ..:..:..,2$' build/exercise/passed.csv");
 }
 

@@ -2,12 +2,18 @@
 # Makes an exercise: a copy of a program with some code removed.
 #   exercise.sh STAGE            lists the exercises of a program
 #   exercise.sh STAGE N DIR      makes exercise N in DIR, which must not exist yet
-#   exercise.sh --tried 05.1 STATUS   notes an attempt at it, and if STATUS is 0 in passed.csv when it passed
+#   exercise.sh --tried 05.1 STATUS DIR   notes an attempt at it, unless DIR is still as it was made, and if STATUS is 0
+#                                in passed.csv when it passed
 # STAGE/exercises.md has the removed code as diffs of the program's own text. So the answer is the program itself, and a
 # diff that is out of date is an error. The first diff of an exercise gets the task as a comment, the others a mark. A
 # diff that only removes a comment that would give the answer gets no mark.
 set -eu
+sum_of() { cat "$1"/*.[ch] | cksum; }
 if [ "$1" = --tried ]; then
+    if [ "$(sum_of "$4")" = "$(cat "$4/.as_made" 2>/dev/null)" ]; then
+        echo "nothing in $4 is changed yet, so this was no attempt"
+        exit
+    fi
     cd build/exercise
     echo "$2,$3" >>attempts.csv
     attempt=$(grep -c "^$2," attempts.csv)
@@ -97,6 +103,7 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
         exit failed != ""
     }
 ' "$list" || { rm -r "$to.new"; exit 1; }
+sum_of "$to.new" >"$to.new/.as_made"
 mv "$to.new" "$to"
 where=$(grep -Hn "EXERCISE $number.$n" "$to"/*.c | head -n 1 | cut -d: -f1,2)
 echo "the task is in $where"

@@ -57,7 +57,7 @@ verify-training: edited
 		esac ;; \
 	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" EXERCISE=$(N) $(BUILD)/cpu64/verify $(PROGRAM) \
 		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS); $(note_attempt)
-note_attempt = status=$$?; $(if $(N),tools/workshop/exercise.sh --tried $(NUMBER).$(N) $$status;) exit $$status
+note_attempt = status=$$?; $(if $(N),tools/workshop/exercise.sh --tried $(NUMBER).$(N) $$status $(EDITED);) exit $$status
 
 # 00 compares its collectives with the library's, on 1 to 8 ranks. AddressSanitizer watches, where the compiler has it.
 EDITED_00 = $(BUILD)/verify/$(notdir $(EDITED))
