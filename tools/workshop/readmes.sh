@@ -145,8 +145,8 @@ predict() {
 # Runs all commands in fenced blocks, but those that would run for long, run this again, or fail by design.
 commands() {
     awk -v dir="$dir" '
-        /^```/ {fenced = !fenced; gpu = 0; more = 0; next}
-        !fenced {next}
+        /^```/ {fenced = !fenced; python = /python/; gpu = 0; more = 0; next}
+        !fenced || python {next}
         /^#.*needs a GPU/ {gpu = 1}
         !more && !/^(make |mpiexec |build\/|tests\/|for )/ {next}
         !more {file = dir "/" ++count ".sh"; loop = /^for /}
