@@ -302,7 +302,8 @@ static void measure_waits(double seconds)
                  "when, and for what\n", mean, most, each[most]);
 }
 
-/* On a terminal one line that changes, at most ten times a second; every tenth step stays. To a file, every step. */
+/* On a terminal one line that changes, at most ten times a second; every tenth step stays. To a file, the first ten
+ * steps and every tenth (--metrics writes all). */
 static void print_step(int step, StepResult r, double tokens_per_second, double mfu)
 {
     static double printed;
@@ -312,7 +313,7 @@ static void print_step(int step, StepResult r, double tokens_per_second, double 
     const int filled = 10.0 * (step - run.first_step) / (options.steps - run.first_step);
     const char *bar = terminal ? format_text("%.*s%.*s ", filled, "##########", 10 - filled, "..........") : "";
 
-    if (terminal && now - printed < 0.1 && !stays)
+    if (!stays && (terminal ? now - printed < 0.1 : step > run.first_step + 10))
         return;
     printed = now;
     print_status(stays, format_text("%sstep %d/%d  loss %s%.4f%s  norm %.3f  lr %.2e  %s%s tokens/s  MFU %.1f%%  peak "

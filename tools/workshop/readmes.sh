@@ -68,7 +68,7 @@ quotes() {
     awk '/^```/ {on = /diff/; next}
         on && !/^[+]/ {print "01_single_gpu/train.c " substr($0, 2)}
         on && !/^[-]/ {print "03_data_parallel/train.c " substr($0, 2)}' "$file" >"$dir/quoted"
-    [ "$(wc -l <"$file")" -le 100 ] || echo "has more than 100 lines"
+    [ "$(wc -l <"$file")" -le 115 ] || echo "has more than 115 lines"
     [ -s "$dir/quoted" ] || echo 'has no ```diff block'
     while read -r program text; do
         grep -qF -- "$text" "$program" || echo "$program has no \"$text\""
