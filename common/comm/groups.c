@@ -33,7 +33,7 @@ double comm_sum(Comm *comm, double x)
         last = fmax(last, all[r][1]);
     }
     if (options.pretend)
-        pretend_left_together(last);
+        pretend_left_together(span, last);
     free(all);
     return sum;
 }

@@ -25,9 +25,12 @@ void pretend_step_begins(void)
     overrun = 0;
 }
 
-void pretend_left_together(double last)
+void pretend_left_together(int span, double last)
 {
-    ahead = clock_seconds() - last;
+    const double now = clock_seconds();
+
+    ahead = now - last;
+    trace_transfer_was(span, now, now);         /* its numbers take no time; a rank only waits for the last one */
 }
 
 /* A rank is ready for a transfer when its link is free. The transfer begins when the last of its ranks is ready, so
@@ -47,7 +50,6 @@ void pretend_begin(Request *q, int64_t bytes)
         p->transfer.seconds = hops * options.pretend_latency + bytes / options.pretend_bandwidth;
         link_free = p->transfer.ready + p->transfer.seconds;
     }
-    p->begin = p->transfer.ready;
     p->clock = mpi_start_host((Transfer){
         .comm = t->comm, .op = collective ? ALL_REDUCE : t->op, .reduce = MAX,
         .out = exchange ? &p->received : &p->transfer, .in = &p->transfer,
@@ -59,11 +61,9 @@ void pretend_end(Request *q, double waited_from)
 {
     const LinkTime transfer = q->pretended.transfer, received = q->pretended.received;
     const double end = fmax(transfer.ready + transfer.seconds, received.ready + received.seconds);
-    const double begin = is_point_to_point(q->t.op) ? q->pretended.begin : transfer.ready;
 
     comm_wait_until(ahead + end);
-    /* a receive may be posted after the arrival */
-    trace_transfer_was(q->span, ahead + begin, ahead + fmax(begin, end));
+    trace_transfer_was(q->span, ahead + fmax(transfer.ready, received.ready), ahead + end);
     const double late = comm_clock() - fmax(waited_from, end);
     ahead += late;
     overrun += late;

@@ -93,7 +93,6 @@ typedef struct {
 typedef struct {
     void *clock;                                /* MPI's handle, for the two below; NULL: no --pretend, or arrived */
     LinkTime transfer, received;                /* received: what an exchange receives */
-    double begin;                               /* when a send left, or a receive was started */
 } Pretended;
 
 typedef struct {
@@ -121,7 +120,7 @@ static inline bool is_point_to_point(CommOp op)
 }
 
 void pretend_step_begins(void);
-void pretend_left_together(double last);        /* all ranks left a comm_sum when the last one came, at this time */
+void pretend_left_together(int span, double last);      /* all left a comm_sum, traced as span, when the last came */
 void pretend_begin(Request *q, int64_t bytes);  /* before the transfer; bytes: that this rank sends */
 void pretend_end(Request *q, double waited_from);       /* waits for its simulated end; waited_from: by comm_clock */
 

@@ -230,7 +230,7 @@ static void print_shares(int rank, Box *step)
         double at = from;
         for (const Box *t = b + 1; t->kind && from < to; t++) {
             const double end = fmin(t->end, to);
-            if (t->kind != TRANSFER || t->begin >= end)
+            if (t->kind != TRANSFER || t->begin > end)
                 continue;
             for (most = step; strcmp(most->name, t->name); )
                 most++;

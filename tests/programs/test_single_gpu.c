@@ -217,12 +217,28 @@ static void the_timeline_shows_the_trace(void **state)
     result_free(r);
 }
 
+/* Under --pretend a receive that waits for its sender is not in flight: only 1 ms + 2,048 bytes at 1 MB/s are, for each
+ * of the middle rank's 6 sends and 6 receives. What it waits for is said all the same. */
+static void only_moving_bytes_are_in_flight(void **state)
+{
+    Result r = run("mpiexec -n 3 " BUILD "/cpu/06_pipeline_parallel --layers 3 --hidden 32 --heads 2 --vocab 97 "
+                   "--seq 16 --micro-batch 1 --accumulate 3 --steps 2 --quiet --pretend 0.05,0.001,1000 --threads 1 "
+                   "--data %s --timeline", tokens());
+
+    assert_int_equal(r.status, 0);
+    assert_true(fabs(said(r.out, 1, " of ") / (12 * 3.048) - 1) < 0.01);
+    assert_true(said(r.out, 0, "recv back ") > 10);
+    assert_true(said(r.out, 2, "recv pp ") + said(r.out, 2, "sum pp ") > 10);
+    result_free(r);
+}
+
 int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(ranks_share_a_trace),
         cmocka_unit_test(live_memory_is_in_the_trace),
         cmocka_unit_test(the_timeline_shows_the_trace),
+        cmocka_unit_test(only_moving_bytes_are_in_flight),
         cmocka_unit_test(metrics_are_consistent),
         cmocka_unit_test(runs_repeat_bit_for_bit),
         cmocka_unit_test(the_version_is_one),
