@@ -20,16 +20,15 @@ row() {
     "$plan" --model llama3-70b --gpus 64 --batch 4M "$@" --explain "$grid" >"$dir/explained"
     numbers=$(awk '
         function k(n) {return (n - 1) / n}
-        function digits(x) {
+        function text(x) {
             x = sprintf(x < 10 ? "%.1f" : "%.0f", x)
             return length(x) > 3 ? substr(x, 1, length(x) - 3) "," substr(x, length(x) - 2) : x
         }
-        function tenths(x) {return x < 10 ? sprintf("%.1f", x) : digits(x)}
+        function gib(x) {return text(x / 2 ^ 30)}
         {number = $2; gsub(",", "", number)}
         $3 ~ /^bytes/ {bytes[$1] = number}
         /^  total .* fit$/ {limit = $(NF - 1) * 2 ^ 30}
         /^  [a-z]+ .* (us|ms|s)  / {seconds[$1] = $2 / ($3 == "us" ? 1e6 : $3 == "ms" ? 1e3 : 1)}
-        function gib(x) {return tenths(x / 2 ^ 30)}
         END {
             L = 80; h = s = 8192; f = 28672; v = 128256; kv = 1024
             X = L * 8 * 3 * h * f / 2
@@ -38,8 +37,9 @@ row() {
             states = bytes["parameters"] + bytes["master"] + bytes["gradients"] + bytes["optimizer"]
             waits = seconds["tensor"] + seconds["context"] + seconds["experts"] + seconds["bubble"] + seconds["data"]
             total = bytes["total"] + stored
-            print gib(states), "|", gib(bytes["activations"] + stored), "|", gib(total), "|", digits(sent / 1e9), "|",
-                (total > limit ? "too large |" : tenths(seconds["total"]) " | " tenths(waits))
+            print gib(states), "|", gib(bytes["activations"] + stored), "|", gib(total), "|",
+                (sent ? text(sent / 1e9) : "-"), "|",
+                (total > limit ? "too large |" : text(seconds["total"]) " | " text(waits))
         }' "$dir/explained")
     echo "| [$chapter](../$(echo "$chapter"_*)/README.md) | $words | $numbers |" >>"$dir/$chapter"
 }

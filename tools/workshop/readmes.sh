@@ -135,10 +135,10 @@ predict() {
             BEGIN {printf "" >(dir "/block"); printf "" >(dir "/answer")}' "$file"
         grep -o '\*\*[^*]*\*\*' "$dir/answer" | tr -d '*' | grep '[0-9]' >"$dir/bold"
         [ -s "$dir/bold" ] || echo "box $box: its answer has no number in bold"
-        while read -r number; do
-            sed '1d; s/<-.*//' "$dir/block" | grep -qwF -- "$number" || echo "box $box: no line of the run has $number"
-        done <"$dir/bold"
         compare | sed "s/^/box $box: /"
+        while read -r number; do
+            sed '1d; s/<-.*//' "$dir/joined" | grep -qwF -- "$number" || echo "box $box: no line of the run has $number"
+        done <"$dir/bold"
     done
 }
 

@@ -11,6 +11,7 @@ on as many processes as it has ranks.
 import math
 import re
 import sys
+import tempfile
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -185,7 +186,6 @@ def process(rank, check, ranks, store):
 
 
 if __name__ == "__main__":
-    import tempfile
     for check, ranks in CHECKS:
         with tempfile.TemporaryDirectory() as directory:
             mp.spawn(process, (check, ranks, f"{directory}/store"), ranks)
