@@ -75,7 +75,13 @@ bench-torch: deps	## measure the same model in PyTorch, in turns with 01, on a G
 	@$(MAKE) --no-print-directory $(BACKEND)
 	@$(PYTHON) tests/bench/bench_torch.py $(BACKEND)
 
+bench-llm-c: deps	## measure GPT-2 124M on the CPU, in turns with llm.c; LLM_C=DIR, its checkout
+	@[ "$(LLM_C)" ] || { echo "make bench-llm-c needs llm.c: git clone https://github.com/karpathy/llm.c &&" \
+		"make -C llm.c train_gpt2, then make bench-llm-c LLM_C=llm.c"; exit 1; }
+	@$(MAKE) --no-print-directory cpu
+	@$(PYTHON) tests/bench/bench_llm_c.py $(LLM_C)
+
 lint:			## run clang-tidy on the CPU sources
 	@tests/lint.sh $(MPI_CFLAGS) $(BLAS_CFLAGS) $(NCCL_CFLAGS)
 
-.PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch lint
+.PHONY: test test-full known-test run-tests test-cuda bench bench-cuda bench-torch bench-llm-c lint
