@@ -702,7 +702,7 @@ static void errors_name_valid_values(void **state)
         {2, "--dtype fp8 --hardware a100", "--dtype fp8: expected bf16 or fp32, which a100 has"},
         {2, "--dtype mxfp8", "--dtype mxfp8: expected bf16, fp32 or fp8, which h100 has"},
         {2, "--dtype fp8 --for nanotron", "as nanotron has no fp8; --for megatron and torchtitan have it"},
-        {1, "--model 70b --gpus 64 --pp 1 --tp 1", "the fastest without the restrictions given would be tp=2"},
+        {1, "--model 70b --gpus 64 --pp 1 --tp 1", "the fastest without the restrictions given would be tp=4"},
         {2, "--price 2.5", "--price 2.5: expected the tokens of the training with it, such as --tokens 15T"},
         {2, "--price 0 --tokens 1T", "--price: expected a number above 0"},
         {2, "--heads 33", "expected each to be a multiple of the next"},

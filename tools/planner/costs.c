@@ -411,10 +411,11 @@ static double exchange_time(const Model *m, const Grid *g, const Cluster *c, con
 }
 
 /* Seconds per block of tensor parallelism's transfers that are not hidden, in attention and, unless its experts are
- * whole, the MLP. In fp8 an all-gather takes half as long. Of attention and of the MLP 09 hides a reduce-scatter behind
- * the matmul of weight gradients, Megatron-LM also an all-gather. But in a node (--tp-comm-overlap) Megatron-LM splits
- * each matmul in t parts, and transfers one while it multiplies the next. With more ranks than heads of keys and values
- * it splits attention's first matmul over all of them, too; then it all-gathers q, k and v. */
+ * whole, the MLP. In fp8 an all-gather takes half as long. In backward of attention and of the MLP, 09 and Megatron-LM
+ * hide an all-gather behind the matmul of input gradients, and a reduce-scatter behind that of weight gradients. But in
+ * a node (--tp-comm-overlap) Megatron-LM splits each matmul in t parts, and transfers one while it multiplies the next.
+ * With more ranks than heads of keys and values it splits attention's first matmul over all of them, too; then it
+ * all-gathers q, k and v. */
 static double tensor_time(const Model *m, const Grid *g, const Cluster *c, double transfer, double rate, Pass pass,
                           bool mlp)
 {
@@ -423,7 +424,7 @@ static double tensor_time(const Model *m, const Grid *g, const Cluster *c, doubl
     const double one = pass == FORWARD ? gather + transfer : 2 * gather + transfer;
     const double matmuls = (pass == FORWARD ? 1 : 2) * column / m->hidden;
     const double qkv = g->tp > m->kv_heads ? query_width(m) * (1 + 2.0 * m->kv_heads / m->heads) / m->hidden : 0;
-    const int hidden = pass == FORWARD ? 0 : (c->framework == FOR_09) + 2 * is_megatron(c);
+    const int hidden = pass == FORWARD ? 0 : 2 * (c->framework == FOR_09 || is_megatron(c));
 
     if (is_megatron(c) && g->tp <= c->per_node)
         return qkv * transfer + fmax(one / g->tp, one - matmuls * attention_matrices(m))
