@@ -25,5 +25,7 @@ END
 # Errors of a product whose input has one outlier.
 make --no-print-directory build/cpu/test_formats
 build/cpu/test_formats | awk '$1 == "outlier" { print $2, $4, $6, $8, $10 }' >"$work/outlier"
-gnuplot -e "work='$work'" 02_mixed_precision/losses.gnuplot
-echo "drew 02_mixed_precision/losses.svg"
+for figure in losses outlier; do
+    gnuplot -e "work='$work'" 02_mixed_precision/$figure.gnuplot
+    echo "drew 02_mixed_precision/$figure.svg"
+done

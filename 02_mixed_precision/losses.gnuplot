@@ -1,12 +1,11 @@
-# Loss in each format, and its distance from fp32 on the same batches. Columns: step, loss, loss - fp32 loss. Then the
-# error of an fp8 product beside an outlier. Columns: the outlier's size, and errors in E4M3, E5M2, with tiles, in MXFP8.
-set terminal svg size 720,840 font "sans-serif,12" background "white"
+# Loss in each format, and its distance from fp32 on the same batches. Columns: step, loss, loss - fp32 loss.
+set terminal svg size 720,560 font "sans-serif,12" background "white"
 set output "02_mixed_precision/losses.svg"
 set border 3 lc rgb "#666666"
 set tics nomirror out textcolor rgb "#333333"
 set grid ytics lc rgb "#dddddd"
 set xrange [0:1000]
-set multiplot layout 3,1
+set multiplot layout 2,1
 set lmargin at screen 0.115
 set rmargin at screen 0.965
 set yrange [1.5:6]
@@ -32,15 +31,4 @@ plot work."/loss_fp16_unscaled" using 1:3 with lines lw 2 lc rgb "#d55e00", \
      work."/loss_fp8" using 1:3 with lines dt 3 lw 2 lc rgb "#cc79a7", \
      work."/loss_fp8_tile" using 1:3 with lines dt 4 lw 2 lc rgb "#000000", \
      work."/loss_fp8_mx" using 1:3 with lines dt 5 lw 2 lc rgb "#56b4e9"
-set xlabel "size of one outlier; all other numbers are about 1" tc rgb "#333333"
-set ylabel "error of the product" tc rgb "#333333"
-set logscale xy
-set format x "10^{%L}"
-set xrange [1:1e8]
-set yrange [0.02:1.5]
-set key top left Left reverse samplen 2
-plot work."/outlier" using 1:2 with lines dt 3 lw 2 lc rgb "#cc79a7" title "E4M3, a scale per tensor", \
-     work."/outlier" using 1:3 with lines dt 3 lw 2 lc rgb "#d55e00" title "E5M2, a scale per tensor", \
-     work."/outlier" using 1:4 with lines dt 4 lw 2 lc rgb "#000000" title "E4M3, a scale per tile", \
-     work."/outlier" using 1:5 with lines dt 5 lw 2 lc rgb "#56b4e9" title "MXFP8"
 unset multiplot

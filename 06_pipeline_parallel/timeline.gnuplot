@@ -22,8 +22,7 @@ do for [panel = 0:5] {
 color(kind, chunk) = kind == 0 ? 0xe6e6e6 : kind == 3 ? 0x009e73 : \
     kind == 1 ? (chunk > 0 ? 0x8ccbf0 : 0x0072b2) : (chunk > 0 ? 0xf7d98c : 0xe69f00)
 ink(kind, chunk) = kind == 2 || chunk > 0 ? 0x000000 : 0xffffff
-# The numbers of micro-batches: none on idle time, and none in the two Vs, whose chunks are too short.
-written(micro, kind, row) = kind == 0 || row > 20 ? "" : micro
+written(micro, kind) = kind == 0 ? "" : micro
 title(name, idle) = sprintf("{/:Bold %s: bubble %.0f%%}", name, 100 * idle)
 array where[4] = [0.01, 0.105, 0.335, 0.535]
 array what[4] = ["forward", "backward or input gradients", "weight gradients only", "idle: the bubble"]
@@ -32,12 +31,15 @@ do for [i = 1:4] {
         fs solid noborder
     set label what[i] at graph where[i] + 0.015, first -1.7 tc rgb "#333333"
 }
-set label "lighter: second model chunk" at graph 0.99, first -1.7 right \
-    tc rgb "#333333"
+do for [kind = 1:2] {
+    set object 4 + kind rectangle at graph 0.755 + 0.02 * kind, first -1.7 size graph 0.018, first 0.8 fc rgb color(kind, 1) \
+        fs solid noborder
+}
+set label "the second model chunk" at graph 0.81, first -1.7 tc rgb "#333333"
 set style fill solid 1.0 noborder
 set key off
 plot work."/boxes" using (($1+$2)/2):3:($1+0.02):($2-0.02):($3-0.42):($3+0.42):(color($4, $5)) with boxxyerror \
          lc rgb variable, \
-     work."/boxes" using (($1+$2)/2):3:(written(strcol(6), $4, $3)):(ink($4, $5)) \
+     work."/boxes" using (($1+$2)/2):3:(written(strcol(6), $4)):(ink($4, $5)) \
          with labels font ",9" tc rgb variable, \
      work."/panels" every ::1 using (0):(5*$1):(title(strcol(2), $3)) with labels left tc rgb "#333333"

@@ -28,7 +28,7 @@ tr ',{}' '   ' <"$work/trace" | awk -v m=4 -v steps="$work/steps" -v zoom="$work
             open[r] = 0
         }
         if (r == 0 && !kind) {
-            row = group[4] == "" ? 0 : index("tp cp pp replicas", group[4])
+            row = group[4] == "" ? 0 : index("tp cp pp replicas embedding world", group[4])
             op[++ops] = begin " " end " " row " " (what ~ /^linear/ ? 1 : what ~ /^flash/ ? 2 : 3)
         }
     }
@@ -39,7 +39,8 @@ tr ',{}' '   ' <"$work/trace" | awk -v m=4 -v steps="$work/steps" -v zoom="$work
         }
         for (i = 1; i <= ops; i++) {
             split(op[i], f, " ")
-            if (f[2] > from - 2e4 && f[1] < last) print (f[1] - start) / 1e6, (f[2] - start) / 1e6, f[3], f[4] >zoom
+            if (f[2] > from - 2e4 && f[1] < last && f[3] < 19)      # no embedding, too short to see; no world
+                print (f[1] - start) / 1e6, (f[2] - start) / 1e6, f[3], f[4] >zoom
         }
     }'
 gnuplot -e "work='$work'" 09_combined/timeline.gnuplot

@@ -17,7 +17,7 @@ set style line 1 lc rgb "#0072b2" lw 2 pt 7 ps 0.7
 set style line 2 lc rgb "#d55e00" lw 2 pt 7 ps 0.7
 set style line 3 lc rgb "#666666" lw 2 pt 6 ps 0.7 dt 2
 do for [i = 1:3] {
-    set label i what[i] at screen 0.065 + 0.2 * (i - 1), screen 0.93 offset 1,0 point ls i tc rgb "#333333"
+    set label i what[i] at screen 0.065 + 0.2 * (i - 1), screen 0.93 offset 1,-0.25 point ls i tc rgb "#333333"
 }
 do for [direction in "dp tp cp pp"] {
     set title direction eq "dp" ? "data parallelism" : direction eq "tp" ? "tensor parallelism" : \

@@ -52,7 +52,7 @@ set bmargin at screen 0.085
 set xrange [first:last*1.001] noextend
 set yrange [4.6:-0.7]
 set xlabel "seconds (simulated hardware)" offset 0,0.3 tc rgb "#333333"
-set label 1 "rank 0 from its last backward on (dark: attention); red: it waits, so a transfer is exposed" \
+set label 1 "rank 0 from its last backward on (dark: attention); peach: it waits, so a transfer is exposed" \
     at graph 0, screen 0.382 left tc rgb "#333333"
 do for [i = 1:5] {
     set label 20 + i lanes[i] at graph -0.01, first i - 1 right font ",10" tc rgb "#333333"

@@ -11,7 +11,7 @@
 #include "formulas.h"
 
 /* The grid: rank = ((dp * pp_size + pp) * cp_size + cp) * tp_size + tp. Neighboring ranks share a machine and its fast
- * links, so the dimension that can hide least of its traffic is innermost. tp waits for four in five of its transfers;
+ * links, so the dimension that can hide least of its traffic is innermost. tp waits for three in five of its transfers;
  * cp's ring is in flight while attention computes; pp sends x and d_x per micro-batch; dp reduces once per step. */
 static int tp_size = 1, dp_size, dp_rank;       /* dp_size 0: all ranks that the other three leave */
 int cp_size = 1, pp_size = 1;

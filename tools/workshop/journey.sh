@@ -63,7 +63,7 @@ row 09 "tp 8, pp 2, dp 4, ZeRO-1" tp=8,pp=2,dp=4,zero=1 \
     "128 * ((10 * L / 2 + 2) * s * h * 2 * k(8) + s / 8 * h * 2) + (4 + 2) * N / 16 * k(4)" 0
 row 10 "240B, a mixture: ep 8, dp 64, ZeRO-3, recomputed" ep=8,dp=64,zero=3,recompute=full \
     "8 * (L * (4 + 2) * 2 * s * h * 2 * k(8) + (2 + 2 + 4) * ((N - X / 4) * k(64) + X / 8 * k(8)))" 0 $mixture
-row 11 "240B: tp 4, pp 8, dp 2, ep 8, ZeRO-1, recomputed" \
+row 11 "240B: tp 4, pp 8 in 10 chunks, dp 2, ep 8, ZeRO-1, recomputed" \
     tp=4,pp=8,dp=2,ep=8,micro-batch=2,chunks=10,zero=1,recompute=full \
     "128 * L / 8 * ((7 * k(4) + (4 + 2) * 2 / 4 * k(8)) * 2 * s * h * 2 + 2 * 2 * s / 4 * h * 2) \
     + (4 + 2) * (N - X / 4) / 32 * k(2)" 0 $mixture

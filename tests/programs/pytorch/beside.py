@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -155,6 +156,13 @@ def ring(rank):
     equal("07: the output", out, F.scaled_dot_product_attention(q, k, v, is_causal=True)[:, own])
 
 
+def online_softmax(rank):
+    q, k, v = numbers(3, 10, 6)
+    out, lse = run_block(8).attention(q, k, v, 4)
+    equal("08: the output", out, F.scaled_dot_product_attention(q, k, v))
+    equal("08: lse", lse.squeeze(-1), (q @ k.T / math.sqrt(6)).logsumexp(-1))
+
+
 def router(rank):
     s, h, e, C = 20, 6, 5, 6
     y, weight = numbers(s, h), numbers(e, h, seed=1)
@@ -174,7 +182,68 @@ def router(rank):
         assert any(load > C for load in loads), "no choice was dropped"
 
 
-CHECKS = [(block_backward, 1), (data_parallel, 3), (tensor_parallel, 3), (pipeline, 4), (ring, 4), (router, 1)]
+def place(rank, *sizes):
+    """The coordinates of a rank, the last one varying fastest."""
+    out = []
+    for size in reversed(sizes):
+        out.insert(0, rank % size)
+        rank //= size
+    return out
+
+
+def same(what, group, expected):
+    if dist.get_process_group_ranks(group) != expected:
+        sys.exit(f"{what}: ranks {dist.get_process_group_ranks(group)}; expected {expected}")
+
+
+def grid(rank):
+    dp, pp, cp, tp = 2, 1, 2, 2
+    names = run_block(9, init_device_mesh=init_device_mesh, device="cpu", dp=dp, pp=pp, cp=cp, tp=tp)
+    own = place(rank, dp, pp, cp, tp)
+    for what, group, varies in (("tp", names.tp_group, {3}), ("cp", names.cp_group, {2}), ("pp", names.pp_group, {1}),
+                                ("replicas", names.replicas, {0, 2})):
+        same(f"09: {what}", group, [r for r in range(8) if all(x == y or i in varies for i, (x, y)
+                                                               in enumerate(zip(place(r, dp, pp, cp, tp), own)))])
+
+
+def folded(rank):
+    dp, pp, cp, tp, ep = 2, 2, 1, 2, 2
+    names = run_block(11, DeviceMesh=DeviceMesh, device="cpu", world=8, dp=dp, pp=pp, cp=cp, tp=tp, ep=ep)
+
+    def in_stage(r):                            # grid of 11: tp fastest, then cp, then dp
+        d, _, c, t = place(r, dp, pp, cp, tp)
+        return (d * cp + c) * tp + t
+    stage = [r for r in range(8) if place(r, dp, pp, cp, tp)[1] == place(rank, dp, pp, cp, tp)[1]]
+    same("11: ep", names.experts.get_group("ep"), [r for r in stage if in_stage(r) // ep == in_stage(rank) // ep])
+    same("11: edp", names.experts.get_group("edp"), [r for r in stage if in_stage(r) % ep == in_stage(rank) % ep])
+    same("11: tp", names.attention.get_group("tp"), [r for r in stage if r // tp == rank // tp])
+
+
+def llama(rank):
+    b, s, h, a, K, f, eps = 2, 5, 12, 6, 2, 10, 1e-5
+    D = h // a
+    sizes = {"ln1": (h,), "qkv": ((a + 2 * K) * D, h), "proj": (h, h), "ln2": (h,), "gate": (f, h), "up": (f, h),
+             "down": (h, f)}
+    w = SimpleNamespace(**{name: numbers(*size, seed=i) for i, (name, size) in enumerate(sizes.items())})
+    x = numbers(b, s, h, seed=20)
+
+    def norm(x, weight):
+        return x / (x.square().mean(-1, keepdim=True) + eps).sqrt() * weight
+    out = run_block(12, h=h, a=a, K=K, D=D, eps=eps, rope=lambda x: x.flip(-1)).block(x, w)
+    q, k, v = (norm(x, w.ln1) @ w.qkv.T).split([a * D, K * D, K * D], -1)
+    heads = []
+    for i in range(a):                          # head i of q reads KV head i / (a / K)
+        j = i // (a // K)
+        scores = q[..., i * D:i * D + D].flip(-1) @ k[..., j * D:j * D + D].flip(-1).mT / math.sqrt(D)
+        mask = torch.ones(s, s, dtype=torch.bool).triu(1)
+        heads.append(scores.masked_fill(mask, -math.inf).softmax(-1) @ v[..., j * D:j * D + D])
+    mid = x + torch.cat(heads, -1) @ w.proj.T
+    gate, up = norm(mid, w.ln2) @ w.gate.T, norm(mid, w.ln2) @ w.up.T
+    equal("12: the output", out, mid + (gate * gate.sigmoid() * up) @ w.down.T)
+
+
+CHECKS = [(block_backward, 1), (data_parallel, 3), (tensor_parallel, 3), (pipeline, 4), (ring, 4), (online_softmax, 1),
+          (grid, 8), (router, 1), (folded, 8), (llama, 1)]
 
 
 def process(rank, check, ranks, store):

@@ -5,8 +5,8 @@
 const COLORS = {
     forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "#88888850", communication: "#d55e00",
     parameters: "#0072b2", master: "#56b4e9", gradients: "#e69f00", optimizer: "#cc79a7", activations: "#009e73",
-    workspace: "#bbbbbb", other: "#bbbbbb", compute: "#0072b2", launches: "#56b4e9", tensor: "#d55e00", context: "#009e73",
-    experts: "#f0e442", bubble: "#999999", data: "#e69f00", fixed: "#666666",
+    workspace: "#bbbbbb", other: "#bbbbbb", fixed: "#666666", compute: "#0072b2", launches: "#7f7f7f", bubble: "#88888850",
+    tensor: "#d55e00", context: "#e68a4d", experts: "#8c3d00", data: "#f3b58f",        /* shades of communication */
 };
 
 function element(name, attributes, ...children) {
