@@ -3,7 +3,7 @@
 "use strict";
 
 const COLORS = {
-    forward: "#0072b2", backward: "#e69f00", weights: "#009e73", idle: "#88888850", communication: "#d55e00",
+    forward: "#0072b2", backward: "#e69f00", weight: "#009e73", idle: "#88888850", communication: "#d55e00",
     parameters: "#0072b2", master: "#56b4e9", gradients: "#e69f00", optimizer: "#cc79a7", activations: "#009e73",
     workspace: "#bbbbbb", other: "#bbbbbb", fixed: "#666666", compute: "#0072b2", launches: "#7f7f7f", bubble: "#88888850",
     tensor: "#d55e00", context: "#e68a4d", experts: "#8c3d00", data: "#f3b58f",        /* shades of communication */
@@ -68,8 +68,8 @@ function drawSchedule(text) {
             const c = micros[slot], chunk = chunks ? chunks[slot] : 0;
             for (end = slot + 1; micros[end] === c && (!chunks || chunks[end] === chunk);) end++;
             if (c === ".") continue;
-            const kind = c < "A" ? "forward" : c < "a" ? "weights" : "backward";
-            const micro = kind === "weights" ? pending[chunk].shift() : (begun[kind + chunk] ??= []).push(c) - 1;
+            const kind = c < "A" ? "forward" : c < "a" ? "weight" : "backward";
+            const micro = kind === "weight" ? pending[chunk].shift() : (begun[kind + chunk] ??= []).push(c) - 1;
             if (kind === "backward" && end - slot === shortest) (pending[chunk] ??= []).push(micro);
             const g = element("g", {}, element("title", {}, `rank ${rank}, from time ${slot} to ${end}: ${kind} of `
                                                + `micro-batch ${micro}` + (chunks ? `, model chunk ${chunk}` : "")));
@@ -84,7 +84,7 @@ function drawSchedule(text) {
     return [`The bubble is ${(100 * /^bubble ([\d.]+)/m.exec(text)[1]).toFixed(1)}% of the busy time; in flight on each rank: `
             + `at most ${flight[2].trim().replace(/ /g, ", ")} ${flight[1]}`,
             element("div", {class: "rows"}, names, element("div", {class: "scrolls", tabindex: 0}, svg)),
-            legend({forward: "", backward: split ? ", input gradients" : "", ...(split && {weights: "' gradients"}),
+            legend({forward: "", backward: split ? ", input gradients" : "", ...(split && {weight: " gradients"}),
                     idle: ": the bubble"}),
             element("p", {class: "bar"}, `A number is a micro-batch${rows[0][3] ? "; odd model chunks are lighter" : ""}`)];
 }
@@ -139,7 +139,7 @@ function drawPlan(text) {
     const grids = rows.map((row) => row[0].slice(0, first).map((x, i) => [full[names[0][i]] || names[0][i], x])
         .filter(([name, x]) => name === "ZeRO" || x !== "1" && x !== "none").map((pair) => pair.join(" ")).join(", "));
     const most = Math.max(...rows.map((row) => row[1].at(-1)));
-    return [`Fastest: ${grids[0]}: ${rows[0][1].at(-1)} s a step, ${rows[0][0].at(-1)} GiB`,
+    return [`Recommended: ${grids[0]}: ${rows[0][1].at(-1)} s a step, ${rows[0][0].at(-1)} GiB`,
             ...rows.flatMap((row, i) => bar(`${grids[i]}: ${row[1].at(-1)} s, ${row[0].at(-1)} GiB`, partsOf(row), most, 20)),
             legend(Object.fromEntries(rows.flatMap(partsOf).filter(([, seconds]) => seconds).map(([name]) => [name, ""])))];
 }
@@ -207,7 +207,7 @@ function trace(number, events) {
         names.append(element("text", {x: 0, y: i * high + 11}, kind === "0" ? `rank ${rank}` : ""),
                      element("text", {x: 50, y: i * high + 11}, name));
     });
-    const color = (e) => e.tid > 1 ? "communication" : /backward_weight/.test(e.name) ? "weights"
+    const color = (e) => e.tid > 1 ? "communication" : /backward_weight/.test(e.name) ? "weight"
         : /backward/.test(e.name) ? "backward" : /forward/.test(e.name) ? "forward" : "other";
     const draw = () => {
         const width = zoom * Math.max(500, node.clientWidth - 130), ticks = 4 * zoom;
@@ -238,7 +238,7 @@ function trace(number, events) {
     scrolls.append(svg);
     node.append(element("p", {}, button("zoom in", 2), button("zoom out", 0.5)),
                 element("div", {class: "rows"}, names, scrolls), under,
-                legend({forward: "", backward: "", weights: "' gradients", communication: "", other: ""}));
+                legend({forward: "", backward: "", weight: " gradients", communication: "", other: ""}));
     draw();
     addEventListener("resize", draw);
 }
