@@ -84,11 +84,18 @@ def own_seconds(folder, threads):
         return statistics.median(float(row["seconds"]) for row in list(csv.DictReader(rows))[WARM_UP:])
 
 
+def positive(text):
+    if not text.isdigit() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected an integer from 1 on, got '{text}'")
+    return int(text)
+
+
 def main():
     parser = argparse.ArgumentParser(description="The speed of 01 beside llm.c's, on the CPU.")
     parser.add_argument("llm_c", metavar="DIR", help="a checkout of llm.c, after make train_gpt2")
-    parser.add_argument("--threads", type=int, nargs="+", default=[1, os.cpu_count()], help="(1, and one per core)")
-    parser.add_argument("--rounds", type=int, default=3, help="turns of llm.c and 01 (3)")
+    parser.add_argument("--threads", type=positive, nargs="+", default=sorted({1, os.cpu_count()}),
+                        help="threads of each (1, and one per core)")
+    parser.add_argument("--rounds", type=positive, default=3, help="turns of llm.c and 01 (3)")
     given = parser.parse_args()
     program = os.path.abspath(os.path.join(given.llm_c, "train_gpt2"))
     if not os.access(program, os.X_OK):

@@ -197,13 +197,13 @@ def same(what, group, expected):
 
 
 def grid(rank):
-    dp, pp, cp, tp = 2, 1, 2, 2
-    names = run_block(9, init_device_mesh=init_device_mesh, device="cpu", dp=dp, pp=pp, cp=cp, tp=tp)
-    own = place(rank, dp, pp, cp, tp)
-    for what, group, varies in (("tp", names.tp_group, {3}), ("cp", names.cp_group, {2}), ("pp", names.pp_group, {1}),
-                                ("replicas", names.replicas, {0, 2})):
-        same(f"09: {what}", group, [r for r in range(8) if all(x == y or i in varies for i, (x, y)
-                                                               in enumerate(zip(place(r, dp, pp, cp, tp), own)))])
+    for dp, pp, cp, tp in (2, 2, 2, 1), (2, 1, 2, 2), (1, 2, 2, 2):     # each pair of axes is 2 x 2 in one of them
+        names = run_block(9, init_device_mesh=init_device_mesh, device="cpu", dp=dp, pp=pp, cp=cp, tp=tp)
+        own = place(rank, dp, pp, cp, tp)
+        for what, group, varies in (("tp", names.tp_group, {3}), ("cp", names.cp_group, {2}),
+                                    ("pp", names.pp_group, {1}), ("replicas", names.replicas, {0, 2})):
+            same(f"09: {what}", group, [r for r in range(8) if all(x == y or i in varies for i, (x, y)
+                                                                   in enumerate(zip(place(r, dp, pp, cp, tp), own)))])
 
 
 def folded(rank):
