@@ -299,6 +299,10 @@ if wants speed; then
     speed 08_1.3b_mb2 14 speed 08_fused_kernels $big --steps 5
     speed 02_1.3b_fp8 14 speed 02_mixed_precision $big --steps 4 --dtype fp8
     keep=""
+    speed 08_1.3b_fp8_operators 14 operators 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 4 --dtype fp8
+    speed 08_1.3b_fp8_tile_operators 14 operators 08_fused_kernels $big --micro-batch 8 --accumulate 4 --steps 4 \
+        --dtype fp8 $tile
+    speed 12_1b_operators 14 operators 12_llama $llama --micro-batch 2 --accumulate 4 --steps 4
 fi
 
 # ---- torch ----
