@@ -12,6 +12,8 @@
 #   sanitize   compute-sanitizer: memcheck, racecheck, initcheck, synccheck
 # On one H100: start 3 s, prove 45, speed 180, torch 110, more 75, counters 60, sanitize 25.
 #
+# ONLY, a regular expression, chooses the checks after start whose names have it: ONLY=fp8.
+#
 # Run it in the root of the tree: `make gpu-day MINUTES=12` builds the programs, then calls it. For a machine with a GPU
 # and CUDA's libraries, but without MPI or compilers, gpu_pack.sh makes PACK (build/gpu_pack) elsewhere. OUT
 # (tests/bench/gpu/CARD, with the GPU's name) gets summary.txt, one screen; report.txt, all checks; and logs.tar.gz, all
@@ -48,6 +50,7 @@ declare -A passed failed omitted
 check() {
     local name=$1 expected=$2 status begin limit
     shift 2
+    [[ $section = start || $name =~ ${ONLY-} ]] || return 1
     limit=$(left) begin=$(date +%s)
     if [ "$limit" -lt "$expected" ]; then
         say "-- $name: left out, it needs $expected s and $limit s are left"
@@ -355,14 +358,18 @@ fi
 # ---- counters: the first kernels of a layer of 1.3b; three steps ----
 if wants counters; then
     if command -v ncu >/dev/null && [ -z "${SIMULATE-}" ]; then
-        show=p lines=6 check ncu 45 "$with ncu --clock-control none --launch-count 8 --section SpeedOfLight \
-            --section WarpStateStats --section SourceCounters --export $tmp/kernels \
-            --kernel-name regex:'flash_|layernorm_backward|cross_entropy' \
-            $real/08_fused_kernels --layers 1 --hidden 2048 --heads 16 --seq 2048 --micro-batch 8 --accumulate 1 \
-            --vocab 50304 --steps 1 --quiet
-            for page in raw source; do
-                $with ncu --import $tmp/kernels.ncu-rep --csv --page \$page >$logs/ncu_\$page.csv; done
-            wc -l $logs/ncu_*.csv"
+        while read -r name dtype kernels; do
+            show=p lines=6 check "$name" 30 "$with ncu --clock-control none --launch-count 8 --section SpeedOfLight \
+                --section WarpStateStats --section SourceCounters --export $tmp/$name --kernel-name regex:'$kernels' \
+                $real/08_fused_kernels --layers 1 --hidden 2048 --heads 16 --seq 2048 --micro-batch 8 --accumulate 1 \
+                --vocab 50304 --steps 1 --quiet --dtype $dtype
+                for page in raw source; do
+                    $with ncu --import $tmp/$name.ncu-rep --csv --page \$page >$logs/${name}_\$page.csv; done
+                wc -l $logs/${name}_*.csv"
+        done <<END
+            ncu bf16 flash_|layernorm_backward|cross_entropy
+            ncu_fp8 fp8 quantize_|amax_
+END
     else
         say "-- ncu: left out, it is not installed, or the GPU is simulated"
     fi
