@@ -48,12 +48,14 @@ HOST_AND_DEVICE static inline int64_t scale_place(Scaling scaling, int64_t rows,
 }
 
 /* Returns the scale of numbers of which the largest magnitude is amax. If that is NaN or Inf, so is the scale: as a
- * number NaN, as a byte 255. */
+ * number NaN, as a byte 255. No scale is below 2^-126, so 1 / scale is finite. */
 HOST_AND_DEVICE static inline float scale_for(float amax, float largest, Scaling scaling)
 {
     float scale = amax == 0 ? 1 : amax / largest + (amax - amax);
     uint32_t bits;
 
+    if (scale < 0x1p-126f)
+        scale = 0x1p-126f;
     if (scaling == PER_1X32) {
         memcpy(&bits, &scale, sizeof bits);
         bits &= 0x7fffffff;
