@@ -10,7 +10,7 @@
 #   more       the other schedules, ZeRO stages and kinds of attention; 00; memory; training
 #   counters   what the largest kernels wait for, by Nsight Compute; launches and gaps, by Nsight Systems
 #   sanitize   compute-sanitizer: memcheck, racecheck, initcheck, synccheck
-# On one H100: start 3 s, prove 45, speed 180, torch 110, more 75, counters 60, sanitize 25.
+# On one H100: start 3 s, prove 60, speed 220, torch 120, more 60, counters 30, sanitize 30.
 #
 # ONLY, a regular expression, chooses the checks after start whose names have it: ONLY=fp8.
 #
@@ -402,6 +402,9 @@ if wants sanitize; then
             racecheck 08_fused_kernels --hidden 128 --heads 1
             initcheck 08_fused_kernels --hidden 128 --heads 1
             synccheck 08_fused_kernels --hidden 128 --heads 1
+            memcheck 08_fused_kernels --hidden 128 --heads 1 --seq 304 --dtype fp8
+            racecheck 08_fused_kernels --hidden 128 --heads 1 --seq 304 --dtype fp8
+            racecheck 08_fused_kernels --hidden 128 --heads 1 --seq 320 --dtype fp8 --fp8-scaling tile
             memcheck 01_single_gpu --hidden 64 --heads 2
             memcheck 12_llama --hidden 64 --heads 2
 END
