@@ -6,7 +6,7 @@ peak = 989.0
 bandwidth = 3.35
 R = 8192.0; h = 4096.0; D = 64.0; s = 4096.0
 roof(x) = x * bandwidth < peak ? x * bandwidth : peak
-residual = 1 / 6.0                                  # reads two, writes one
+residual = (1 + 8) / 10.0                           # then LayerNorm: read two, write one; read one, write one
 layernorm = (1 + 8) / 8.0                           # with the residual: reads two, writes two
 gelu = 10 / 4.0                                     # reads one, writes one
 linear_gelu = 2 * R * h * 4 * h / (2 * (R * h + 4 * h * h + 2 * R * 4 * h))     # writes up and GELU(up)
@@ -25,10 +25,9 @@ set label 2 "3.35 TB/s: memory" at 3.5,22 right tc rgb "#666666"
 set label 3 "ridge: 295" at 295,0.42 center tc rgb "#666666"
 set arrow 1 from 295,0.55 to 295,989 nohead dt 3 lc rgb "#999999"
 set style arrow 1 head filled size screen 0.012,20 lc rgb "#d55e00" lw 1.5
-set arrow 2 from residual * 1.1,roof(residual) to layernorm * 0.9,roof(layernorm) * 0.86 arrowstyle 1
-set arrow 3 from gelu * 1.15,roof(gelu) to linear_gelu * 0.93,peak * 0.9 arrowstyle 1
-set arrow 4 from scores * 1.15,roof(scores) to flash * 0.92,peak * 0.9 arrowstyle 1
-set label 4 "residual addition" at residual * 1.25,roof(residual) * 0.72 left
+set arrow 2 from gelu * 1.15,roof(gelu) to linear_gelu * 0.93,peak * 0.9 arrowstyle 1
+set arrow 3 from scores * 1.15,roof(scores) to flash * 0.92,peak * 0.9 arrowstyle 1
+set label 4 "residual, then LayerNorm" at 0.13,roof(residual) * 2.3 left
 set label 5 "residual + LayerNorm" at layernorm * 1.2,roof(layernorm) * 0.78 left
 set label 6 "GELU" at gelu * 1.3,roof(gelu) * 0.72 left
 set label 7 "attention with its scores in memory" at scores * 0.85,roof(scores) * 1.15 right
