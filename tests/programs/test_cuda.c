@@ -498,7 +498,7 @@ static void gpu_day_runs(void **state)
         expect(run("sh -c 'cd " SOURCE " && PACK=%s OUT=%s tools/machine/gpu_day.sh 3000'", in_temporary("pack"),
                    in_temporary("day")), 0,
                "08_1.3b: |prove       38 passed, failed: none, left out: none|"
-               "speed       17 passed, failed: none, left out: none|several     19 passed, failed: none|"
+               "speed       20 passed, failed: none, left out: none|several     19 passed, failed: none|"
                "more        23 passed, failed: none, left out: none");
     }
     unsetenv("SIMULATE");
