@@ -1,5 +1,5 @@
-/* Quantization: the largest |x|, the scale, and x / scale rounded. A scale per tensor needs a pass of its own, those of
- * tiles do not. The product is cuBLASLt's. */
+/* Quantization: the largest |x|, the scale, and x / scale rounded. A scale per tensor needs a pass of its own before; a
+ * tile's scale does not. The product is cuBLASLt's. */
 #include <cuda_fp8.h>
 
 #include "../common/transformer/cuda/kernel_cuda.cuh"
@@ -51,9 +51,9 @@ __device__ static float quotient(float x, float s, float inverse)
     return fmaf(fmaf(-q, s, x), inverse, q);
 }
 
-/* A block takes SIDE rows and columns of the copy. Elements are read and written FOUR at a time, or one (N).
+/* A block takes SIDE rows and columns of the copy. N elements, FOUR or one, are read or written at a time.
  * 1. A warp reads FOUR rows of x; if the copy is transposed, each lane transposes its FOUR x FOUR elements.
- * 2. A thread finds the largest number of a PARTth of a row, and with other threads that of the row or tile.
+ * 2. A thread finds the largest number in one of a row's PARTS; threads together find the largest in the row or tile.
  * 3. A warp rounds row after row of the copy.
  * Rows are padded in shared memory, which keeps them in different banks. */
 enum { SIDE = 128, FOUR = SIDE / WARP, PARTS = SIDE / 32, PITCH = SIDE + FOUR };

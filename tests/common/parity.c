@@ -395,16 +395,19 @@ static Tensor with_scale(Tensor t, Tensor scale)
     return t;
 }
 
-/* Quantizes numbers, zeros, infinite numbers, each with a transposed copy; numbers transposed alone; and multiplies. */
+/* Quantizes numbers, zeros, infinite numbers, and numbers so small that their scale is the smallest one, each with a
+ * transposed copy; numbers transposed alone; and multiplies. */
 static void fp8(const int64_t *n)
 {
     const int64_t R = n[0], K = n[1], M = n[2];
     const DType format = n[3] ? E5M2 : E4M3;
-    const Tensor x[] = {in("x", shape(R, K)), zeroed(type, "nothing", shape(R, K)), in("infinite", shape(R, K))};
+    const Tensor x[] = {in("x", shape(R, K)), zeroed(type, "nothing", shape(R, K)), in("infinite", shape(R, K)),
+                        in("tiny", shape(R, K))};
     const Tensor scales = aligned(REAL, "scales", shape(2, 4)), alone = guarded(format, "alone", shape(K, R));
 
     tensor_scale(x[2], INFINITY);
-    for (int i = 0; i < 3; i++) {
+    tensor_scale(x[3], 0x1p-124);
+    for (int i = 0; i < 4; i++) {
         const Tensor scale = result(aligned(REAL, "scale", shape(1)), 1e-6);
         const Tensor q = result(guarded(format, "quantized", shape(R, K)), 1e-5);
         const Tensor t = result(guarded(format, "transposed", shape(K, R)), 1e-5);
@@ -439,12 +442,14 @@ static void fp8_tiles(const int64_t *n)
 
     if (!(types_used & (scaling == PER_1X32 ? 32 : 16)))
         return;
-    const Tensor x[] = {in("x", shape(R, K)), zeroed(type, "nothing", shape(R, K)), in("infinite", shape(R, K))};
+    const Tensor x[] = {in("x", shape(R, K)), zeroed(type, "nothing", shape(R, K)), in("infinite", shape(R, K)),
+                        in("tiny", shape(R, K))};
     const Tensor sum = random_like(aligned(type == F16 ? REAL : type, "sum", shape(R, M)));
     const Tensor a = tiled("a", R, K, scaling), b = tiled("b", M, K, of_weight);
 
     tensor_scale(x[2], INFINITY);
-    for (int i = 0; i < 3; i++) {
+    tensor_scale(x[3], 0x1p-124);
+    for (int i = 0; i < 4; i++) {
         quantize(result(tiled("quantized", R, K, scaling), 1e-5), NONE, x[i]);
         quantize(NONE, result(tiled("transposed", K, R, of_weight), 1e-5), x[i]);
     }
