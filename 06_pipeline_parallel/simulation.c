@@ -81,21 +81,49 @@ static void play(Simulation *s)
         s->slots = s->clock[r] > s->slots ? s->clock[r] : s->slots;
 }
 
+/* "B0"; with several model chunks, "B0 (chunk 1)". */
+static void action_text(Pipeline pipe, Action a, char text[32])
+{
+    const int length = snprintf(text, 32, "%c%d", "FBBW"[a.kind], a.micro);
+
+    if (pipe.v_c > 1)
+        snprintf(text + length, 32 - length, " (chunk %d)", a.chunk);
+}
+
+/* Fails if an action of rank r doesn't exist, or repeats a pass. */
 static void check_actions(Pipeline pipe, Schedule s, int r)
 {
-    const Times equal = times_of(NULL);
-    int computed = 0;
+    static const int passes[] = {[FORWARD] = 1, [BACKWARD] = 2 + 4, [BACKWARD_INPUT] = 2, [BACKWARD_WEIGHT] = 4};
+    unsigned char seen[pipe.v_c][pipe.m];
+    char text[32];
 
+    memset(seen, 0, sizeof seen);
     for (int i = 0; i < s.count; i++) {
         const Action a = s.list[i];
         if (a.micro < 0 || a.micro >= pipe.m || a.chunk < 0 || a.chunk >= pipe.v_c)
             fail("rank %d, action %d: expected micro-batch 0 to %d in model chunk 0 to %d, got %d in %d", r, i,
                  pipe.m - 1, pipe.v_c - 1, a.micro, a.chunk);
-        computed += slots_of(equal, a.kind);
+        action_text(pipe, a, text);
+        if (seen[a.chunk][a.micro] & passes[a.kind])
+            fail("rank %d, action %d: %s comes twice", r, i, text);
+        seen[a.chunk][a.micro] |= passes[a.kind];
     }
-    if (computed != busy_slots(pipe, equal))
-        fail("rank %d computes %d of the %d forward, input-gradient and weight-gradient passes of a step", r, computed,
-             busy_slots(pipe, equal));
+}
+
+/* Fails if rank r's list lacks some of a step's actions, and first draws to `to`, unless NULL. */
+static void check_complete(const Simulation *s, int r, FILE *to)
+{
+    const Times equal = times_of(NULL);
+    int computed = 0;
+
+    for (int i = 0; i < s->ranks[r].count; i++)
+        computed += slots_of(equal, s->ranks[r].list[i].kind);
+    if (computed == busy_slots(s->pipe, equal))
+        return;
+    if (to)
+        simulation_draw(s, to);
+    fail("rank %d computes %d of the %d forward, input-gradient and weight-gradient passes of a step", r, computed,
+         busy_slots(s->pipe, equal));
 }
 
 void simulation_free(Simulation *s)
@@ -174,30 +202,27 @@ void simulation_print(const Simulation *s)
     printf("\n");
 }
 
-/* "B0"; with several model chunks, "B0 (chunk 1)". */
-static void action_text(const Simulation *s, Action a, char text[32])
+/* The rank that rank r, which has not ended, waits for. */
+static int awaited(const Simulation *s, int r)
 {
-    const int length = snprintf(text, 32, "%c%d", "FBBW"[a.kind], a.micro);
+    const Action a = s->ranks[r].list[s->done[r]];
+    const int stages = s->pipe.p * s->pipe.v_c;
 
-    if (s->pipe.v_c > 1)
-        snprintf(text + length, 32 - length, " (chunk %d)", a.chunk);
+    return rank_of(s->pipe, dependency_of(stage_of(s->pipe, r, a.chunk), a.kind, stages).stage);
 }
 
 static const char *wait_text(const Simulation *s, int r)
 {
-    static char text[128];
     char waiting[32], needed[32];
     const Action a = s->ranks[r].list[s->done[r]];
     const Dependency need = dependency_of(stage_of(s->pipe, r, a.chunk), a.kind, s->pipe.p * s->pipe.v_c);
 
-    action_text(s, a, waiting);
-    action_text(s, (Action){need.kind, a.micro, chunk_of(s->pipe, need.stage)}, needed);
-    snprintf(text, sizeof text, "rank %d waits at its action %s for %s of rank %d", r, waiting, needed,
-             rank_of(s->pipe, need.stage));
-    return text;
+    action_text(s->pipe, a, waiting);
+    action_text(s->pipe, (Action){need.kind, a.micro, chunk_of(s->pipe, need.stage)}, needed);
+    return format_text("rank %d waits at its action %s for %s of rank %d", r, waiting, needed, awaited(s, r));
 }
 
-/* Fails if some rank's list has not ended: a deadlock. */
+/* Fails if some rank's list has not ended: a deadlock, a cycle of ranks that wait for each other. */
 static void check_ended(const Simulation *s, FILE *to)
 {
     int stuck = 0;
@@ -211,23 +236,31 @@ static void check_ended(const Simulation *s, FILE *to)
     for (int r = stuck; r < s->pipe.p && to; r++)
         if (s->done[r] < s->ranks[r].count)
             fprintf(to, "%s\n", wait_text(s, r));
-    fail("this schedule deadlocks: %s", wait_text(s, stuck));
+    for (int i = 0; i < s->pipe.p; i++)                    /* so many hops end in the cycle */
+        stuck = awaited(s, stuck);
+    char text[1024] = "";
+    int r = stuck, length = 0;
+    do {
+        length += snprintf(text + length, sizeof text - length, "%s%s", length ? "; " : "", wait_text(s, r));
+        r = awaited(s, r);
+    } while (r != stuck && length < (int)sizeof text);
+    fail("this schedule deadlocks: %s", text);
 }
 
-Simulation simulate(Pipeline pipe, Times times, FILE *to)
+Simulation simulate_lists(Pipeline pipe, Schedule *ranks, Times times, FILE *to)
 {
     const int p = pipe.p;
     const double busy = busy_slots(pipe, times);
-    Simulation s = {.pipe = pipe, .times = times, .ranks = calloc(p, sizeof(Schedule)), .done = calloc(p, sizeof(int)),
+    Simulation s = {.pipe = pipe, .times = times, .ranks = ranks, .done = calloc(p, sizeof(int)),
                     .clock = calloc(p, sizeof(int)), .ended = calloc(3 * (size_t)p * pipe.v_c * pipe.m, sizeof(int))};
 
-    if (!s.ranks || !s.done || !s.clock || !s.ended)
+    if (!s.done || !s.clock || !s.ended)
         fail("not enough memory to simulate %d ranks and %d micro-batches", p, pipe.m);
-    for (int r = 0; r < p; r++) {
-        s.ranks[r] = schedule_of(pipe, r);
-        check_actions(pipe, s.ranks[r], r);
-    }
+    for (int r = 0; r < p; r++)
+        check_actions(pipe, ranks[r], r);
     play(&s);
+    for (int r = 0; r < p; r++)
+        check_complete(&s, r, to);
     check_ended(&s, to);
     s.bubble = (s.slots - busy) / busy;
     for (int r = 0; r < p; r++) {
@@ -236,6 +269,17 @@ Simulation simulate(Pipeline pipe, Times times, FILE *to)
         s.inside = fmax(s.inside, (s.clock[r] - ended + slots_of(times, first.kind) - busy) / busy);
     }
     return s;
+}
+
+Simulation simulate(Pipeline pipe, Times times, FILE *to)
+{
+    Schedule *ranks = calloc(pipe.p, sizeof *ranks);
+
+    if (!ranks)
+        fail("not enough memory for the schedules of %d ranks", pipe.p);
+    for (int r = 0; r < pipe.p; r++)
+        ranks[r] = schedule_of(pipe, r);
+    return simulate_lists(pipe, ranks, times, to);
 }
 
 /* ---- The bubble of a run ---- */

@@ -28,10 +28,13 @@ typedef struct {
     double inside;                  /* the same from a rank's first action to its last: of the rank with the most */
 } Simulation;
 
-/* Fails if a list has actions of micro-batches or chunks that don't exist, or lacks some of a step's actions. Fails if
- * the schedule deadlocks, and first prints to `to`, unless NULL, the chart so far and what each rank waits for, such as
- * "rank 3 waits at its action B0 for B0 of rank 2". */
+/* Fails if a list has actions of micro-batches or chunks that don't exist, repeats one, or lacks some of a step's, and
+ * if the schedule deadlocks: then it names the cycle of ranks that wait for each other. Of a list that lacks actions,
+ * and of a deadlock, it first prints to `to`, unless NULL, the chart so far; of a deadlock also what each rank waits
+ * for, such as "rank 3 waits at its action B0 for B0 of rank 2". simulate_lists takes the lists, [p], which
+ * simulation_free frees. */
 Simulation simulate(Pipeline pipe, Times times, FILE *to);
+Simulation simulate_lists(Pipeline pipe, Schedule *ranks, Times times, FILE *to);
 void simulation_free(Simulation *s);
 
 /* Draws the actions that have ended: a row per rank, a column per time slot. Digits are the micro-batches' forwards,

@@ -193,6 +193,40 @@ static void every_schedule_is_right(void **state)
         }
 }
 
+/* Lists of two ranks and two micro-batches: "F0 B0 W0"; B is a whole backward. */
+static void simulate_texts(const void *texts)
+{
+    const char *const *text = texts;
+    Schedule *ranks = calloc(2, sizeof *ranks);
+
+    for (int r = 0; r < 2; r++) {
+        ranks[r].list = calloc(8, sizeof(Action));
+        for (const char *word = text[r]; *word; word += strlen(word) > 2 ? 3 : 2)
+            ranks[r].list[ranks[r].count++] =
+                (Action){*word == 'F' ? FORWARD : *word == 'B' ? BACKWARD : BACKWARD_WEIGHT, word[1] - '0'};
+    }
+    simulate_lists((Pipeline){ONE_F_ONE_B, 2, 2, 1}, ranks, ALIKE, NULL);
+}
+
+static void wrong_lists_fail(void **state)
+{
+    static const char *const cases[][3] = {
+        {"F0 F1 B0 B1", "F0 B0 F0 B1", "rank 1, action 2: F0 comes twice"},
+        {"F0 F1 B0 B1", "F0 B0 W0 F1", "rank 1, action 2: W0 comes twice"},
+        {"F0 F1 B0 B2", "F0 B0 F1 B1", "rank 0, action 3: expected micro-batch 0 to 1"},
+        {"F0 F1 B0 B1", "F0 B0", "rank 1 computes 3 of the 6 forward"},
+        {"F0 B0 F1 B1", "F0 F1 B0 B1", "this schedule deadlocks: rank 0 waits at its action B0 for B0 of rank 1; "
+                                       "rank 1 waits at its action F1 for F1 of rank 0"},
+        {"B0 F0 F1 B1", "F0 B0 F1 B1", "for B0 of rank 1; rank 1 waits at its action F0 for F0 of rank 0"}};
+
+    for (int i = 0; i < 6; i++) {
+        Result r = run_function(simulate_texts, cases[i]);
+        if (r.status != 1 || !strstr(r.err, cases[i][2]))
+            fail_msg("expected '%s', got status %d and '%s'", cases[i][2], r.status, r.err);
+        result_free(r);
+    }
+}
+
 /* ---- The printed schedule, and its bubble ---- */
 
 #define PROGRAM BUILD "/cpu64/06_pipeline_parallel"
@@ -238,6 +272,7 @@ int main(void)
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(every_schedule_is_right),
         cmocka_unit_test(times_are_simulated),
+        cmocka_unit_test(wrong_lists_fail),
         cmocka_unit_test(charts_are_printed),
         cmocka_unit_test(bubbles_are_measured),
     };
