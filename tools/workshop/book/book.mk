@@ -2,9 +2,10 @@
 # Emscripten its pages compute in the browser, without it they only say what is missing.
 BOOK := $(BUILD)/book
 BOOK_C := $(wildcard tools/workshop/book/*.c) $(addprefix 06_pipeline_parallel/,schedule.c simulation.c) 09_combined/formulas.c 11_five_dimensions/formulas.c \
+	10_expert_parallel/experts_cpu.c \
 	$(filter-out %/plan.c %/runs.c %/config.c,$(wildcard tools/planner/*.c)) \
 	$(addprefix common/base/,error.c memory.c options.c print.c tensor.c)
-BOOK_FLAGS := -std=gnu11 -D_GNU_SOURCE -O2 -ffunction-sections -fdata-sections $(WARNINGS)
+BOOK_FLAGS := -std=gnu11 -D_GNU_SOURCE -O2 -ffunction-sections -fdata-sections $(WARNINGS) -Wno-unknown-pragmas -Itools/workshop/book/headers
 BOOK_PACKAGES := python3-sphinx python3-myst-parser furo emscripten node-acorn
 
 $(BOOK)/native: $(BOOK_C) $(wildcard 06_pipeline_parallel/*.h 09_combined/*.h tools/planner/*.h common/*/*.h)

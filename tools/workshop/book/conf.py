@@ -33,7 +33,7 @@ suppress_warnings = ["myst.header", "toc.excluded"]
 COLORS = {"color-brand-primary": ("#0a58a5", "#7db8f5"), "color-brand-content": ("#0a58a5", "#7db8f5"),
           "color-foreground-muted": ("#595959", "#adadad"), "add": ("#dff5e1", "#12351b"),
           "del": ("#fde4e1", "#431c1a"), "fold": ("#eef2f7", "#202833"), "comment": ("#2a6363", "#b4bdc7"),
-          "keyword": ("#006000", "#ff9a92"), "wrong": ("#a30d0d", "#ff9a92")}
+          "keyword": ("#006000", "#ff9a92"), "wrong": ("#a30d0d", "#ff9a92"), "right": ("#006000", "#7fd98a")}
 html_theme_options = {f"{theme}_css_variables": {name: pair[i] for name, pair in COLORS.items()}
                       for i, theme in enumerate(("light", "dark"))}
 
@@ -199,6 +199,10 @@ FORMS = {       # fields: name=first value:what it may be, a|b, from..to, or a p
     "memory": "model=8b hardware=h100 tp=4:2^6 cp=1:2^6 pp=2:2^6 dp=8:2^10 ep=1:2^6 micro-batch=1:2^6 zero=1:0|1|2|3 "
               "recompute=none seq=",
     "planner": "model=8b gpus=64 hardware=h100 batch=1M seq="}
+PUZZLES = {     # of each kind what the reader types; what else its comment names are sizes and goals
+    "schedule": "each rank's actions, a line for a rank", "collective": "messages, a line for a step",
+    "attention": "each rank's sequence chunks, a line for a rank",
+    "routing": "the capacity factor, then each rank's experts and tokens, a line for a rank"}
 LABELS = {"kind": "schedule", "ranks": "ranks p =", "micro-batches": "micro-batches m =",
           "chunks": "model chunks v_c =", "times": "T_F,T_B,T_W,transfer", "seq": "sequence length"}
 
@@ -223,19 +227,55 @@ def field(name, value="", may=""):
     note = html.escape(re.sub(r"^one of .*|:? one of \S+", "", meaning))
     return f"<label><span>{LABELS.get(name, name)} <b><output></output></b></span>{control}<small>{note}</small></label>"
 
-def play_html(name, doc, given, question):
-    """A form and its chart on page `doc`, with the values that are given there instead of the first ones."""
+WHAT_IT_DRAWS = ('<p class="error" role="alert"></p><p class="headline"></p><div class="chart" tabindex="0" aria-live="polite">'
+                 '</div>')
+PRINTED = '<details class="answer"><summary>What the program prints</summary><pre tabindex="0"></pre></details>'
+
+def form_of(name, given, names):
+    """The fields of a form that are in `names`, with the values that are given there instead of the first ones."""
+    fields = [re.match("([^=]*)=([^:]*):?(.*)", f).groups() for f in FORMS[name].split()]
+    return "".join(field(f, given.get(f, value), may) for f, value, may in fields if not names or f in names)
+
+def fixed(given):
+    return "".join(f'<input type="hidden" name="{k}" value="{html.escape(v)}">' for k, v in given.items())
+
+def puzzle_html(name, given, text):
+    """A puzzle: what it fixes and its goals are `given`; the comment's text has its hint, start and answer, each of which
+    is typed there, or a program's own: of 06 by a schedule's kind, of 00 by an algorithm's name."""
+    if not COMPILED:
+        return "*Here is a puzzle, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
+    parts = {k: v.strip() for k, v in re.findall(r"^(hint|start|answer):(.*?)(?=^\w+:|\Z)", text, re.M | re.S)}
+    own = {"schedule": "kind", "collective": "algorithm"}.get(name)
+    for part in ("start", "answer"):
+        if own and re.fullmatch(r"[\w-]*[a-z][\w-]*", parts[part]):
+            sizes = {k: v for k, v in given.items() if k in ("ranks", "micro-batches", "chunks") and own != k}
+            parts[part] = native(name, "lists=1", f"{own}={parts[part]}", *(f"{k}={v}" for k, v in sizes.items()
+                                 if own == "algorithm" or k != "chunks" or parts[part] == "interleaved")).strip()
+    key = given.pop("id")
+    if name == "memory":
+        names = given.pop("fields").split(",")
+        form = fixed({k: v for k, v in given.items() if k not in names}) + form_of(name, given, names)
+    else:
+        rows = 1 + max(parts[p].count("\n") for p in ("start", "answer"))
+        form = fixed(given | ({"start": parts["start"]} if "changed" in given else {})) \
+            + f'<label class="typed"><span>{PUZZLES[name]}</span><textarea name="text" rows="{rows}" spellcheck="false" ' \
+              f'autocapitalize="off">{html.escape(parts["start"])}</textarea></label>'
+    return raw(f'<div class="play puzzle" data-play="{name}" data-puzzle="{key}"><form autocomplete="off" onsubmit="return '
+               f'false">{form}</form><ul class="goals" role="status"></ul>{WHAT_IT_DRAWS}<details><summary>A hint</summary><p>'
+               f'{html.escape(" ".join(parts["hint"].split()))}</p></details><details class="best"><summary>The best known '
+               f'answer</summary><pre tabindex="0">{html.escape(parts["answer"])}</pre></details>{PRINTED}<p><button '
+               f'type="button">Start again</button></p></div>')
+
+def play_html(name, given, question):
+    """A form and its chart, with the values that are given there instead of the first ones."""
     if not COMPILED:
         return "*Here is something to play with, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
-    fields = [re.match("([^=]*)=([^:]*):?(.*)", f).groups() for f in FORMS[name].split()]
-    form = "".join(field(f, given.get(f, value), may) for f, value, may in fields)
+    form = form_of(name, given, None)
     rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name] and OPTIONS[o][0] in "123"] if name == "planner" else []
     if rest:
         form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
-    return raw(f'<div class="play" data-play="{name}"><p class="question"><b>{question}</b></p><form '
-               f'autocomplete="off" onsubmit="return false">{form}</form><p class="error" role="alert"></p><p '
-               'class="headline"></p><div class="chart" tabindex="0" aria-live="polite"></div><details class="answer"><summary>What the program prints</summary><pre '
-               f'tabindex="0"></pre></details></div><script src="{relative(doc, "compute.js")}"></script>')
+    return raw(f'<div class="play" data-play="{name}"><p class="question"><b>{question}</b></p><form autocomplete="off" '
+               f'onsubmit="return false">{form}</form>{WHAT_IT_DRAWS}{PRINTED}</div>')
 
 TRACES = {      # at most two seconds each, on simulated hardware
     "03": ("03_data_parallel", 4, "--layers 6 --hidden 64 --heads 4 --seq 32 --accumulate 1 --sync overlap "
@@ -279,13 +319,16 @@ def played(text, doc):
     """A page's text with what its comments ask for in their place."""
     def put(match):
         name, given, question = match[1], dict(x.split("=", 1) for x in match[2].split()), " ".join(match[3].split())
-        return trace_html(given["program"], doc, question) if name == "timelines" else play_html(name, doc, given, question)
+        return trace_html(given["program"], doc, question) if name == "timelines" else play_html(name, given, question)
 
     step = r"<!-- step: (\w+) (\d) (.*?): (.*?): (.*?) -->\n"
     text = re.sub(f"(?:{step})+", lambda m: steps_html(re.findall(step, m[0], re.S)), text, flags=re.S)
     programs = re.search(r"^\| program .*?(?=\n\n)", (ROOT / "README.md").read_text(), re.M | re.S)[0]
     text = re.sub("<!-- programs -->", lambda _: linked(programs, "README.md", doc), text)
-    return re.sub(r"^<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.M | re.S)
+    text = re.sub(r"^<!-- puzzle: (\w+)((?: [\w-]+=\S+)*)\n(.*?) -->", lambda m: puzzle_html(
+        m[1], dict(x.split("=", 1) for x in m[2].split()), m[3]), text, flags=re.M | re.S)
+    text = re.sub(r"^<!-- play: (\w+)((?: [\w-]+=\S+)*): (.*?) -->", put, text, flags=re.M | re.S)
+    return text + ("\n" + raw(f'<script src="{relative(doc, "compute.js")}"></script>')) * ("data-play=" in text)
 
 # ---- all pages ----
 def tree(title, docs):
@@ -309,7 +352,7 @@ for file in FILES:
         page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
         if page_name == "index":
             page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
-                + tree("To play with", [f"play/{p}" for p in (*FORMS, "timelines")]) \
+                + tree("To play with", [f"play/{p}" for p in ("puzzles", *FORMS, "timelines")]) \
                 + tree("Reference", ["The project <project>", "NOTATION", "Running <RUNNING>",
                                      "Building blocks <common/index>", "Tools <tools/index>",
                                      "Workshop <tools/workshop/index>", "tools/workshop/instructors",
@@ -340,5 +383,10 @@ def bundle_theme(app, error):
     style.write_text(text + "@media not print { @media (prefers-color-scheme: dark) { body:not([data-theme=light]) {"
                      + dark + "}}}")
 
+def no_jquery(app, page, template, context, doctree):
+    """Furo and the search need neither; with them a page would be half as large again."""
+    context["script_files"] = [s for s in context["script_files"] if not re.search("jquery|underscore|frameworks", str(s))]
+
 def setup(app):
+    app.connect("html-page-context", no_jquery)
     app.connect("build-finished", bundle_theme)

@@ -2,6 +2,7 @@
 """Opens every page of the book in headless Chromium: errors, links, headings, contrast, three widths; what the pages
 compute is compared with the programs."""
 import html
+import json
 import os
 import re
 import shutil
@@ -10,11 +11,14 @@ import sys
 import time
 from collections import Counter
 from pathlib import Path
+from urllib.parse import unquote, urlparse
 
 from selenium import webdriver
+from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.chrome.service import Service
 
-ROOT, HTML = Path(__file__).resolve().parents[3], Path(os.environ["BOOK"]) / "html"
+ROOT, BOOK = Path(__file__).resolve().parents[3], Path(os.environ["BOOK"])
+HTML = BOOK / "html"
 PAGES = sorted(HTML.rglob("*.html"))
 faults = []
 
@@ -23,12 +27,12 @@ def expect(right, message):
         faults.append(message)
         print(f"[  FAILED  ] {message}", flush=True)
 
-def browser():
+def browser(*logs):
     options = webdriver.ChromeOptions()
     options.binary_location = shutil.which("chromium")
     for argument in ("--headless=new", "--no-sandbox", "--allow-file-access-from-files", "--hide-scrollbars"):
         options.add_argument(argument)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
+    options.set_capability("goog:loggingPrefs", {log: "ALL" for log in logs})
     chrome = webdriver.Chrome(service=Service(shutil.which("chromedriver")), options=options)
     chrome.set_script_timeout(60)
     return chrome
@@ -81,8 +85,8 @@ return wrong;"""
 
 # The texts of the article whose contrast with what is behind them is below 4.5 (WCAG 2.1, 1.4.3).
 CONTRAST = """
-const parts = (c) => (c.match(/[\\d.]+/g) || [0, 0, 0, 0]).map(Number);
-const light = (c) => { const [r, g, b] = parts(c).map((x) => (x /= 255) <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
+const parts = (c) => (c.match(/[\\d.]+/g) || [0, 0, 0, 0]).map((x, i) => x * (c.startsWith("color(") && i < 3 ? 255 : 1));
+const light = (c) => { const [r, g, b] = c.map((x) => (x /= 255) <= 0.03928 ? x / 12.92 : ((x + 0.055) / 1.055) ** 2.4);
                        return 0.2126 * r + 0.7152 * g + 0.0722 * b; };
 const low = {};
 const walk = document.createTreeWalker(document.querySelector("article"), NodeFilter.SHOW_TEXT);
@@ -91,7 +95,10 @@ while (walk.nextNode()) {
     if (!walk.currentNode.data.trim() || e.closest("script, style, svg") || !e.getClientRects().length) continue;
     let behind = e;
     while (behind && (parts(getComputedStyle(behind).backgroundColor)[3] ?? 1) === 0) behind = behind.parentElement;
-    const a = light(getComputedStyle(e).color), b = light(behind ? getComputedStyle(behind).backgroundColor : "rgb(255,255,255)");
+    let seen = 1;                               /* less in an element that is partly transparent */
+    for (let up = e; up; up = up.parentElement) seen *= getComputedStyle(up).opacity;
+    const back = behind ? parts(getComputedStyle(behind).backgroundColor) : [255, 255, 255];
+    const front = parts(getComputedStyle(e).color), a = light(back.map((x, i) => seen * front[i] + (1 - seen) * x)), b = light(back);
     const ratio = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
     if (ratio < 4.5) low[e.tagName + "." + e.className + " " + getComputedStyle(e).color] = ratio.toFixed(2) + " " + e.textContent.slice(0, 30);
 }
@@ -113,7 +120,7 @@ def test_pages(b):
             for wrong in b.execute_script(LAYOUT):
                 expect(False, f"{name}, {width} wide: {wrong}")
     for name in ("index", "06_pipeline_parallel/index", "09_combined/DIFF", "08_fused_kernels/fused_cuda/flash_forward.cuh",
-                 "play/schedules", "play/memory", "play/planner", "play/timelines"):
+                 "play/puzzles", "play/schedules", "play/memory", "play/planner", "play/timelines"):
         behind = {}
         for theme, system in (("light", "dark"), ("dark", "light"), ("auto", "light"), ("auto", "dark")):
             b.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-color-scheme", "value": system}]})
@@ -225,6 +232,94 @@ def test_charts(b):
         b.execute_script(f"document.querySelector('#trace-{number} button').click()")
         expect(b.execute_script(wide) == 2 * before, f"timelines: {number} does not zoom")
 
+PUZZLE = """const [key, done] = arguments, node = document.querySelector(`[data-puzzle='${key}']`);
+    const ready = () => node.dataset.runs ? done() : setTimeout(ready, 20);
+    ready();"""
+STATE = """const node = document.querySelector(`[data-puzzle='${arguments[0]}']`), text = (s) => node.querySelector(s).textContent;
+    return {solved: node.classList.contains("solved"), error: text(".error"), headline: text(".headline"), goals: text(".goals"),
+            cells: node.querySelectorAll(".chart :is(rect, td)").length, typed: node.querySelector("textarea")?.value,
+            answer: text(".best pre"), wrong: node.classList.contains("wrong")};"""
+
+def attempt(b, key, words=None):
+    """The state of a puzzle, after words are typed into it with the keyboard alone, or its form gets values."""
+    b.execute_async_script(PUZZLE, key)
+    node = b.find_element("css selector", f"[data-puzzle='{key}']")
+    if words is not None:
+        b.execute_script("delete arguments[0].dataset.runs; arguments[0].querySelector('textarea, select, input:not([type=hidden])').focus()",
+                         node)
+        if isinstance(words, str):
+            b.switch_to.active_element.send_keys(Keys.CONTROL, "a", Keys.NULL, words or Keys.BACKSPACE)
+        else:
+            b.execute_script("""const [node, values] = arguments, form = node.querySelector("form");
+                for (const [k, v] of Object.entries(values)) form.elements[k].value = "power" in form.elements[k].dataset ? Math.log2(v) : v;
+                form.dispatchEvent(new Event("input"));""", node, words)
+        b.execute_async_script(PUZZLE, key)
+        time.sleep(0.2)                         # for the last of the keys
+    return b.execute_script(STATE, key)
+
+def test_puzzles(b):
+    """Each puzzle is unsolved at first and solved by its best answer; a wrong one, a deadlock, an error; what is kept."""
+    page = HTML / "play/puzzles.html"
+    memory = {"fit": {"micro-batch": 2, "zero": "3", "recompute": "full"}, "faster": {"tp": 8, "pp": 2, "zero": "1", "recompute":
+              "none", "micro-batch": 1}, "guest": {"tp": 2, "pp": 1, "zero": "3", "recompute": "full"}}
+    keys = re.findall(r'data-puzzle="([\w-]+)"', page.read_text())
+    expect(len(keys) == len(set(keys)) >= 15, f"puzzles: {keys}")
+    for width, theme, motion in ((390, "light", "reduce"), (1440, "dark", "no-preference")):
+        resize(b, width)
+        b.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": [{"name": "prefers-reduced-motion", "value": motion}]})
+        open_page(b, page, theme)
+        b.execute_script("localStorage.clear()")
+        open_page(b, page, theme)
+        for key in keys:
+            first = attempt(b, key)
+            expect(not first["solved"] and first["cells"], f"{key}, {width}: at first {first}")
+            done = attempt(b, key, memory.get(key, first["answer"]))
+            expect(done["solved"] and not done["error"] and "✗" not in done["goals"], f"{key}, {width}: its best answer {done}")
+            if key not in memory:
+                failed = attempt(b, key, "")
+                expect(not failed["solved"], f"{key}, {width}: solved by nothing")
+        expect(b.execute_script("return document.querySelector('.progress').textContent").startswith(f"{len(keys)} of {len(keys)}"),
+               f"puzzles, {width}: the progress is not {len(keys)}")
+        for wrong in b.execute_script(LAYOUT):
+            expect(False, f"puzzles, {width} wide, answered: {wrong}")
+    for key, words, message, cells in (
+            ("hangs", "F0 B0 F1 B1\nF0 F1 B0 B1", "deadlocks: rank 0 waits at its action B0 for B0 of rank 1; rank 1 waits at its action F1 "
+             "for F1 of rank 0", 4),
+            ("hangs", "F0 F1", "rank 0 computes 2 of the 6", 4), ("hangs", "F0 F0", "F0 comes twice", 0),
+            ("hangs", "F0 X1", "expected words such as F0", 0), ("hangs", "F0 F7", "expected micro-batch 0 to 1", 0),
+            ("v", "F0.0 F0.1 B0.1 B0.0\nF0.1 F0.0", "rank 0 computes 6 of the 24", 2),
+            ("doubling", "0+1 0+2", "rank 0 already sends", 16), ("doubling", "0+4", "expected two of the ranks 0 to 3", 16),
+            ("broadcast", "1>2", "rank 1 has nothing in shard 0", 16), ("ring", "0+1:7", "expected shards from 0 to 3", 16),
+            ("zigzag", "0 1\n1 2", "chunk 1 is on rank 0 and on rank 1", 0), ("zigzag", "0 1\n2 3", "chunk 4 is on no rank", 0),
+            ("capacity", "capacity 0", "expected \"capacity 1.25\"", 0), ("move", "capacity 1\nexperts 0 tokens 00", "different experts", 0),
+            ("faster", {"tp": 64, "pp": 64}, "expected", 0)):
+        state = attempt(b, key, words)
+        expect(message in state["error"] and not state["solved"] and state["cells"] >= cells and state["wrong"] == (cells == 0),
+               f"{key}: {words!r} should say {message}: {state}")
+    attempt(b, "1f1b", "F0")
+    open_page(b, page)
+    expect(attempt(b, "1f1b")["typed"] == "F0", "puzzles: an attempt is forgotten")
+    b.find_element("css selector", "[data-puzzle='1f1b'] > p > button").send_keys(Keys.ENTER)
+    time.sleep(0.5)
+    expect(attempt(b, "1f1b")["typed"].startswith("F0 F1 F2 F3 F4 F5 F6 F7 B0"), "puzzles: it does not start again")
+    network = browser("performance")
+    open_page(network, page)
+    attempt(network, "hangs", "F0")
+    messages = [json.loads(x["message"])["message"] for x in network.get_log("performance")]
+    network.quit()
+    loaded = {m["params"]["request"]["url"] for m in messages if m["method"] == "Network.requestWillBeSent"}
+    own = [Path(unquote(urlparse(x).path)) for x in loaded if not x.startswith("data:")]
+    size = sum(x.stat().st_size for x in own if x.exists())
+    expect(all(HTML in x.parents for x in own) and len(own) > 5 and size < 600e3, f"puzzles: loads {size} bytes: {loaded}")
+    # where the answers come from: 07 counts the pairs that each rank computes, 00 the hops and bytes
+    blocks = program(BOOK / "native", "attention", "ranks=4", "text=0 7\n1 6\n2 5\n3 4")
+    expect(re.findall(r"step \d (.*)", blocks) == ["2 2 2 2"] * 4, f"attention: zigzag's blocks are {blocks}")
+    for algorithm, ranks, hops, sent in (("ring_all_reduce", 5, 8, 1.6), ("doubling_all_reduce", 4, 2, 2), ("tree_broadcast", 8, 3, 3),
+                                         ("ring_all_gather", 3, 2, 2 / 3)):
+        shown = program(BOOK / "native", "collective", f"algorithm={algorithm}", f"ranks={ranks}")
+        most = max(map(float, re.search("in tensors: (.*)", shown)[1].split()))
+        expect(f"steps {hops};" in shown and abs(most - sent) < 1e-3 and "wrong shards: 0" in shown, f"{algorithm}, {ranks}: {shown}")
+
 def test_front(b):
     """The step draws itself under one technique, then the next one does; a chosen one stays."""
     open_page(b, HTML / "index.html")
@@ -251,9 +346,9 @@ def test_diffs(b):
         expect(lines == shown, f"{diff.parent.name}: {sum((lines - shown).values())} changed lines missing, "
                f"{sum((shown - lines).values())} too many: {list(((lines - shown) + (shown - lines)))[:3]}")
 
-chromium = browser()
+chromium = browser("browser")
 test_links()
-for test in (test_diffs, test_computed, test_charts, test_front, test_pages):
+for test in (test_diffs, test_computed, test_puzzles, test_charts, test_front, test_pages):
     test(chromium)
 chromium.quit()
 print(f"test_book: {len(PAGES)} pages, {len(faults)} faults")

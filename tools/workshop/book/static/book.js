@@ -17,7 +17,7 @@ function element(name, attributes, ...children) {
     return node;
 }
 
-/* Runs the C program with these arguments; resolves to {text, wrong}, its output or its error. */
+/* Runs the C program with these arguments; resolves to {text, wrong}: its output, and its error, if it has one. */
 async function run(args) {
     const out = [], err = [];
     try {
@@ -26,7 +26,7 @@ async function run(args) {
         if (exit.name !== "ExitStatus") throw exit;
     }
     const message = err.join("\n").replace(/^\r?(\x1b\[K)?book: (--explain \S+: )?/, "");
-    return err.length ? {text: message, wrong: true} : {text: out.join("\n") + "\n"};
+    return {text: out.join("\n") + "\n", wrong: err.length ? message : ""};
 }
 
 /* ---- what a form asks for ---- */
@@ -46,22 +46,22 @@ function followSchedule({kind, ranks, chunks, "micro-batches": micros}) {
 
 function question(name, v) {
     if (name !== "memory")
-        return [name === "schedules" ? "schedule" : "plan", ...Object.entries(v).map(([k, x]) => `${k}=${x}`)];
-    const grid = ["tp", "cp", "pp", "dp", "ep", "micro-batch", "zero", "recompute"].map((k) => `${k}=${v[k]}`).join();
-    const sizes = ["model", "hardware", "seq"].filter((k) => v[k]).map((k) => `${k}=${v[k]}`);
-    return ["plan", ...sizes, `gpus=${v.tp * v.cp * v.pp * v.dp}`, `explain=${grid}`];
+        return [{schedules: "schedule", planner: "plan"}[name] || name, ...Object.entries(v).map(([k, x]) => `${k}=${x}`)];
+    const techniques = ["tp", "cp", "pp", "dp", "ep", "micro-batch", "zero", "recompute"].filter((k) => v[k]);
+    const sizes = Object.keys(v).filter((k) => !techniques.includes(k)), gpus = v.gpus || v.tp * v.cp * v.pp * v.dp;
+    return ["plan", ...Object.entries({...Object.fromEntries(sizes.map((k) => [k, v[k]])), gpus}).map((x) => x.join("=")),
+            `explain=${techniques.map((k) => `${k}=${v[k]}`).join()}`];
 }
 
 /* ---- charts: each returns a headline and what stands below it ---- */
 
 function drawSchedule(text) {
     const rows = [...text.matchAll(/^rank (\d+) +(\S+)\n(?: +chunk +(\S+))?/gm)], slots = rows[0][2].length, high = 26;
-    const shortest = Math.min(...rows.map((row) => row[2].match(/([a-z])\1*/g)).flat().map((run) => run.length));
     const size = (width) => ({width, height: rows.length * high});
     const names = element("svg", size(52)), svg = element("svg", {...size(slots * 16), role: "img", "aria-label":
                                                           `the schedule of ${rows.length} ranks over ${slots} time slots`});
     rows.forEach(([, rank, micros, chunks], y) => {
-        const begun = {}, pending = {};             /* of a kind and chunk, whose micro-batches come in their order */
+        const begun = {};                           /* how often an action's letter has come; it is micro-batch mod 10 */
         names.append(element("text", {x: 0, y: y * high + 17}, `rank ${rank}`));
         svg.append(element("rect", {x: 0, y: y * high + 2, width: slots * 16, height: high - 4, fill: COLORS.idle}));
         for (let slot = 0, end; slot < slots; slot = end) {
@@ -69,8 +69,8 @@ function drawSchedule(text) {
             for (end = slot + 1; micros[end] === c && (!chunks || chunks[end] === chunk);) end++;
             if (c === ".") continue;
             const kind = c < "A" ? "forward" : c < "a" ? "weight" : "backward";
-            const micro = kind === "weight" ? pending[chunk].shift() : (begun[kind + chunk] ??= []).push(c) - 1;
-            if (kind === "backward" && end - slot === shortest) (pending[chunk] ??= []).push(micro);
+            const letter = c.charCodeAt(0) - {forward: "0", weight: "A", backward: "a"}[kind].charCodeAt(0);
+            const micro = letter + 10 * (begun[c + chunk] = (begun[c + chunk] ?? -1) + 1);
             const g = element("g", {}, element("title", {}, `rank ${rank}, from time ${slot} to ${end}: ${kind} of `
                                                + `micro-batch ${micro}` + (chunks ? `, model chunk ${chunk}` : "")));
             g.append(element("rect", {x: slot * 16, y: y * high + 2, width: 16 * (end - slot) - 1, height: high - 4,
@@ -80,9 +80,10 @@ function drawSchedule(text) {
             svg.append(g);
         }
     });
-    const flight = /^(.*) in flight at most, per rank: (.*)$/m.exec(text), split = /^rank .*[A-Z]/m.test(text);
-    return [`The bubble is ${(100 * /^bubble ([\d.]+)/m.exec(text)[1]).toFixed(1)}% of the busy time; in flight on each rank: `
-            + `at most ${flight[2].trim().replace(/ /g, ", ")} ${flight[1]}`,
+    const flight = /^(.*) in flight at most, per rank: (.*)$/m.exec(text), split = /^rank \d+ +\S*[A-Z]/m.test(text);
+    const headline = flight && `The bubble is ${(100 * /^bubble ([\d.]+)/m.exec(text)[1]).toFixed(1)}% of the busy time; in `
+        + `flight on each rank: at most ${flight[2].trim().replace(/ /g, ", ")} ${flight[1]}`;
+    return [headline || "So far:",
             element("div", {class: "rows"}, names, element("div", {class: "scrolls", tabindex: 0}, svg)),
             legend({forward: "", backward: split ? ", input gradients" : "", ...(split && {weight: " gradients"}),
                     idle: ": the bubble"}),
@@ -144,13 +145,108 @@ function drawPlan(text) {
             legend(Object.fromEntries(rows.flatMap(partsOf).filter(([, seconds]) => seconds).map(([name]) => [name, ""])))];
 }
 
+/* A table of texts; a cell may be a node. The first row and column are headings. */
+function table(rows) {
+    return element("table", {}, ...rows.map((row, y) => element("tr", {}, ...row.map((cell, x) =>
+        cell instanceof Node ? cell : element(x && y ? "td" : "th", {}, cell)))));
+}
+
+/* What each rank holds after a step, which a slider chooses; a cell is as dark as many contributions are in it. */
+function drawCollective(text) {
+    const steps = text.split(/^step /m).slice(1).map((part) => ({messages: /^\d+:? ?(.*)/.exec(part)[1],
+        held: [...part.matchAll(/^rank \d+  (.*)/gm)].map((row) => row[1].split(" "))}));
+    const ranks = steps[0].held.length, last = steps.length - 1, shown = element("div", {});
+    const slider = element("input", {type: "range", min: 0, max: last, value: last, "aria-label": "step"});
+    const show = () => {
+        const at = +slider.value, {messages, held} = steps[at], before = steps[Math.max(0, at - 1)].held;
+        const words = messages.split(" ").filter(Boolean).map((word) => {
+            const [, from, how, to, shards] = /^(\d+)([>+])(\d+):?(.*)/.exec(word);
+            return `${from} → ${to}${shards ? ` (shard ${[...shards].join(", ")})` : ""}${how === "+" ? " +" : ""}`;
+        });
+        shown.replaceChildren(element("p", {class: "bar"}, at ? `Step ${at} of ${last}: ${words.join("; ")}` : "At the start"),
+            table([["", ...held.map((_, s) => `shard ${s}`)], ...held.map((row, r) => [`rank ${r}`, ...row.map((cell, s) =>
+                element("td", {class: cell === before[r][s] ? "" : "new", style: `background: color-mix(in srgb, `
+                    + `${COLORS.gradients} ${cell === "." ? 0 : 45 * cell.length / ranks}%, var(--color-background-primary))`}, cell))])]));
+    };
+    slider.addEventListener("input", show);
+    show();
+    const [, count, sent] = /^steps (\d+); sent, in tensors: (.*)/m.exec(text) || [0, last, ""];
+    return [`${count} ${count === "1" ? "step" : "steps"}; each rank sends, in tensors: ${sent.replace(/ /g, ", ") || "?"}`,
+            element("label", {class: "slider"}, "step ", slider), shown, element("p", {class: "bar"}, "a is rank 0's "
+                + "contribution, b rank 1's, and so on; abcd is their sum, and an outlined cell has just changed."),
+            ...[/^shard .*/m.exec(text)?.[0]].filter(Boolean).map((line) => element("p", {class: "bar"}, line))];
+}
+
+/* In which step each query chunk meets each key chunk, and how much each rank computes in each step. */
+function drawAttention(text) {
+    const rows = [...text.matchAll(/^query +\d+ +(.*)/gm)].map((row) => row[1].split(" ").map((x) => x.split(":")));
+    const steps = [...text.matchAll(/^step \d+ (.*)/gm)].map((row) => row[1].split(" ").map(Number));
+    const svg = element("svg", {viewBox: `0 0 ${90 + 26 * rows.length} ${26 * rows.length}`, role: "img", class: "blocks",
+                                "aria-label": `in which step each of ${rows.length} query chunks meets each key chunk`});
+    rows.forEach((row, y) => {
+        svg.append(element("text", {x: 0, y: 26 * y + 17}, `chunk ${y}, rank ${row[0][0]}`));
+        row.forEach(([, step], x) => svg.append(
+            element("rect", {x: 90 + 26 * x, y: 26 * y + 1, width: 24, height: 24, fill: COLORS.forward,
+                             "fill-opacity": 0.1 + 0.5 * (step - 1) / steps.length}),
+            element("text", {x: 102 + 26 * x, y: 26 * y + 17, "text-anchor": "middle"}, step)));
+    });
+    const [, sum, even] = /, ([\d.]+) of ([\d.]+)$/m.exec(text);
+    return [`All steps take as long as ${sum} blocks; if all ranks had the same work, ${even}`, element("p", {class: "bar"},
+                "A row has the queries of a chunk, a column its keys; the number is the step of the ring."), svg,
+            element("p", {class: "bar"}, "Blocks that each rank computes. The busiest, in bold, makes the others wait:"),
+            table([["", ...steps[0].map((_, r) => `rank ${r}`)], ...steps.map((row, k) => [`step ${k + 1}`, ...row.map(
+                (x) => element("td", {}, x && x === Math.max(...row) ? element("b", {}, `${x}`) : `${x}`))])])];
+}
+
+/* The slots of each expert with the tokens in them, what is dropped, and the matrix of the all-to-all. */
+function drawRouting(text) {
+    const experts = [...text.matchAll(/^(expert \d+ of rank \d+): (.*)/gm)], spans = (row) => row.split(" | ");
+    const matrix = [...text.matchAll(/^from (rank \d+): (.*)/gm)].map(([, from, row]) => [from, ...row.split(" ")]);
+    const slots = table([["", ...spans(experts[0][2]).map((_, r) => `tokens of rank ${r}`)], ...experts.map(([, name, row]) =>
+        [name, ...spans(row).map((span) => element("td", {}, ...span.split(" ").map((token) => element("span", {class:
+            token === "." ? "slot" : "slot full"}, token === "." ? "" : token))))])]);
+    return [/^capacity .*/m.exec(text)[0], slots, element("p", {class: "bar"}, /^dropped.*/m.exec(text)[0]),
+            element("p", {class: "bar"}, "A number is a token; those of rank 0 come first. The all-to-all "
+                + "sends these rows with a token, from a rank to a rank:"),
+            table([["", ...matrix.map((row) => `to ${row[0]}`)], ...matrix])];
+}
+
+const DRAW = {schedules: drawSchedule, schedule: drawSchedule, memory: drawMemory, planner: drawPlan,
+              collective: drawCollective, collectives: drawCollective, attention: drawAttention, routing: drawRouting};
+
+/* What a browser keeps of a puzzle: its text, and whether it was solved. Without storage a page forgets. */
+const kept = {
+    get: (key) => { try { return localStorage.getItem(`ultrascale.c/${key}`); } catch { return null; } },
+    set: (key, value) => { try { localStorage.setItem(`ultrascale.c/${key}`, value); } catch { /* forgets */ } },
+};
+
+/* Shows which goals an attempt reaches. It solves the puzzle if nothing is wrong and it reaches all. */
+function showGoals(node, {text, wrong}) {
+    const goals = wrong ? [] : [...text.matchAll(/^goal: (.*): (reached|not yet)$/gm)], key = node.dataset.puzzle;
+    const solved = goals.length && goals.every(([, , how]) => how === "reached");
+    node.querySelector(".goals").replaceChildren(...goals.map(([, goal, how]) => element("li", {class: how === "reached" ?
+        "reached" : ""}, `${how === "reached" ? "✓" : "✗"} ${goal}`)), ...solved ? [element("li", {class: "solved"}, "Solved.")] : []);
+    node.classList.toggle("solved", !!solved);
+    if (solved) kept.set(`solved/${key}`, "yes");
+    showProgress();
+}
+
+function showProgress() {
+    const puzzles = [...document.querySelectorAll(".puzzle")], done = puzzles.map((p) => kept.get(`solved/${p.dataset.puzzle}`));
+    document.querySelector(".progress")?.replaceChildren(`${done.filter(Boolean).length} of ${puzzles.length} solved: `,
+        ...puzzles.flatMap((p, i) => [element("a", {href: `#${p.closest("section").id}`, "aria-label":
+            `${p.closest("section").querySelector("h3").firstChild.textContent}${done[i] ? ", solved" : ""}`},
+            `${i + 1}${done[i] ? " ✓" : ""}`), " "]));
+}
+
 function play(node) {
     const name = node.dataset.play, form = node.querySelector("form"), answer = node.querySelector(".answer pre");
-    const show = ({text, wrong}) => {               /* of a wrong question only the message: the last chart stays */
-        node.classList.toggle("wrong", !!wrong);
-        node.querySelector(".error").textContent = wrong ? text : "";
-        if (wrong) return;
-        const [headline, ...chart] = {schedules: drawSchedule, memory: drawMemory, planner: drawPlan}[name](text);
+    const show = ({text, wrong}) => {               /* of a wrong question the last chart stays, or what there is of one */
+        const partly = wrong && /^(rank +0 +\S|step 1)/m.test(text);
+        node.classList.toggle("wrong", !!wrong && !partly);
+        node.querySelector(".error").textContent = wrong;
+        if (wrong && !partly) return;
+        const [headline, ...chart] = DRAW[name](text);
         answer.textContent = text;
         node.querySelector(".headline").textContent = headline;
         node.querySelector(".chart").replaceChildren(...chart);
@@ -163,9 +259,19 @@ function play(node) {
         for (const input of form.querySelectorAll("input[type=range]"))
             input.closest("label").querySelector("output").textContent = given[input.name];
         const result = await run(question(name, given));
-        if (mine === last) show(result), node.dataset.runs = (+node.dataset.runs || 0) + 1;
+        if (mine !== last) return;
+        show(result);
+        if (node.dataset.puzzle) showGoals(node, result);
+        node.dataset.runs = (+node.dataset.runs || 0) + 1;
     };
-    form.addEventListener("input", update);
+    const text = form.elements.text, key = `text/${node.dataset.puzzle}`;
+    if (text && node.dataset.puzzle) text.value = kept.get(key) ?? text.value;
+    form.addEventListener("input", () => { if (text && node.dataset.puzzle) kept.set(key, text.value); update(); });
+    node.querySelector(":scope > p > button")?.addEventListener("click", () => {
+        form.reset();
+        if (text) kept.set(key, text.value);
+        update();
+    });
     update();
 }
 

@@ -1,0 +1,2 @@
+/* The book's pages read no JSON files. */
+typedef struct cJSON cJSON;
