@@ -320,6 +320,30 @@ def test_puzzles(b):
         most = max(map(float, re.search("in tensors: (.*)", shown)[1].split()))
         expect(f"steps {hops};" in shown and abs(most - sent) < 1e-3 and "wrong shards: 0" in shown, f"{algorithm}, {ranks}: {shown}")
 
+def test_numbers(b):
+    """Each number of a Predict box and of the quiz has a field, which knows the right one, and says which term is missing."""
+    say = """const [i, text] = arguments, input = document.querySelectorAll(".guess input")[i];
+        input.value = text, input.dispatchEvent(new Event("input"));
+        return input.parentElement.querySelector("output").textContent"""
+    asked = [(f"{readme.parent.name}/index", re.findall(r"^> \*\*Predict\.\*\*.*?^</details>", readme.read_text(), re.M | re.S))
+             for readme in sorted(ROOT.glob("[0-9][0-9]_*/README.md"))]
+    quiz = re.search("^## The quiz.*?</details>", (ROOT / "tools/workshop/instructors.md").read_text(), re.M | re.S)[0]
+    for page, boxes in asked + [("tools/workshop/instructors", [quiz])]:
+        numbers = [x for box in boxes for x in re.findall(r"\*\*([\d,.]+)\*\*", box)]
+        open_page(b, HTML / f"{page}.html")
+        fields = b.execute_script("return document.querySelectorAll('.guess input').length")
+        expect(fields == len(numbers) > 0, f"{page}: {fields} fields for {numbers}")
+        for i, number in enumerate(numbers[:fields]):
+            for text, said in ((number, "right"), (f"({number}*3 + 0) / 2 ^ 1 / 1.5", "right"), (f"{number} * 29", "not yet"),
+                               ("many", "a number"), ("", "")):
+                shown = b.execute_script(say, i, text)
+                expect(shown.startswith(said) and bool(shown) == bool(said), f"{page}: {text} for {number}: {shown}")
+    open_page(b, HTML / "00_collectives/index.html")
+    for text, said in (("2*3360", "not yet: the factor 7/8 is missing"), ("3360 * 7/8", "not yet: the factor 2 is missing"),
+                       ("4*2*7/8*3,360", "not yet: too large by a factor of 4.00"), ("2*7/8·3360", "right")):
+        shown = b.execute_script(say, 1, text)
+        expect(shown == said, f"00_collectives: {text}: {shown}, expected {said}")
+
 def test_front(b):
     """The step draws itself under one technique, then the next one does; a chosen one stays."""
     open_page(b, HTML / "index.html")
@@ -348,7 +372,7 @@ def test_diffs(b):
 
 chromium = browser("browser")
 test_links()
-for test in (test_diffs, test_computed, test_puzzles, test_charts, test_front, test_pages):
+for test in (test_diffs, test_computed, test_puzzles, test_numbers, test_charts, test_front, test_pages):
     test(chromium)
 chromium.quit()
 print(f"test_book: {len(PAGES)} pages, {len(faults)} faults")

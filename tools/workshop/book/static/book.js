@@ -275,6 +275,74 @@ function play(node) {
     update();
 }
 
+/* ---- numbers that a reader predicts: the bold numbers of an answer that is folded below its question ---- */
+
+/* The value of an arithmetic expression, such as 2*7/8 * 3,360; NaN: it is none. */
+function arithmetic(text) {
+    const tokens = text.replace(/,(?=\d{3})/g, "").replace(/[·×]/g, "*").match(/[\d.]+|\S/g) || [];
+    const isNext = (signs) => tokens.length && signs.includes(tokens[0]);
+    const atom = () => {
+        const token = tokens.shift(), value = token === "(" ? sum() : token === "-" ? -atom() : Number(token || NaN);
+        return token !== "(" || tokens.shift() === ")" ? value : NaN;
+    };
+    const power = () => { const x = atom(); return isNext("^") ? (tokens.shift(), x ** power()) : x; };
+    const product = () => {
+        let x = power();
+        while (isNext("*/")) x = tokens.shift() === "*" ? x * power() : x / power();
+        return x;
+    };
+    const sum = () => {
+        let x = product();
+        while (isNext("+-")) x = tokens.shift() === "+" ? x + product() : x - product();
+        return x;
+    };
+    const value = sum();
+    return tokens.length ? NaN : value;
+}
+
+/* What is wrong with a number, by the terms of the sentence that computes the right one. */
+function judge(typed, right, terms) {
+    const near = (a, b) => Math.abs(a - b) < 0.004 * Math.abs(b), ratio = typed / right;
+    if (!Number.isFinite(typed)) return "a number, or a product such as 2*7/8 * 3360";
+    if (near(typed, right)) return "right";
+    for (const [text, value] of terms) {
+        if (near(ratio * value, 1)) return `not yet: the factor ${text} is missing`;
+        if (near(ratio, value)) return `not yet: the factor ${text} is one too many`;
+    }
+    for (const [text, value] of terms) {
+        if (near(right - typed, value)) return `not yet: the term ${text} is missing`;
+        if (near(typed - right, value)) return `not yet: the term ${text} is one too many`;
+    }
+    return `not yet: ${ratio < 1 ? `too small by a factor of ${(1 / ratio).toPrecision(3)}`
+                                 : `too large by a factor of ${ratio.toPrecision(3)}`}`;
+}
+
+/* Puts a field for each bold number of `answer` at the end of `question`. */
+function askNumbers(question, answer) {
+    const numbers = [...answer.querySelectorAll("strong")].filter((bold) => /^[\d,.]+%?$/.test(bold.textContent));
+    const fields = numbers.map((bold) => {
+        const before = document.createRange();      /* the sentence so far, which computes the number */
+        before.setStart(bold.closest("p, li"), 0), before.setEndBefore(bold);
+        const sentence = before.toString().split(/\.\s|:\s/).pop(), right = arithmetic(bold.textContent.replace("%", ""));
+        const terms = [...sentence.matchAll(/\d[\d,]*(?:\.\d+)?(?:\/\d+)?/g)].map(([t]) => [t, arithmetic(t)]).filter(([, x]) => x && x !== 1);
+        const unit = /^%?\s*([a-z][a-z-]*)?/.exec(bold.nextSibling?.textContent || "")[1] || "";
+        const input = element("input", {inputmode: "decimal", size: 14}), verdict = element("output", {});
+        input.addEventListener("input", () => {
+            const said = input.value.trim() && judge(arithmetic(input.value.replace("%", "")), right, terms);
+            verdict.textContent = said, verdict.className = said === "right" ? "reached" : "";
+        });
+        return element("label", {}, `Your number${unit ? `, ${unit}` : ""}: `, input, " ", verdict);
+    });
+    if (fields.length) question.append(element("div", {class: "guess"}, ...fields));
+}
+
+function askAll() {
+    for (const bold of document.querySelectorAll("article blockquote strong"))
+        if (bold.textContent === "Predict.") askNumbers(bold.closest("blockquote"), bold.closest("blockquote").nextElementSibling);
+    const questions = document.querySelectorAll("#the-quiz > ol > li"), answers = document.querySelectorAll("#the-quiz details > ol > li");
+    questions.forEach((question, i) => askNumbers(question, answers[i]));
+}
+
 /* ---- the front page: one technique after the other, or the one that was chosen ---- */
 
 function playSteps(node) {
@@ -294,6 +362,7 @@ function playSteps(node) {
 addEventListener("DOMContentLoaded", () => {
     document.querySelectorAll(".play").forEach(play);
     document.querySelectorAll(".steps").forEach(playSteps);
+    askAll();
 });
 
 /* ---- timelines: zooming makes the picture wider, and the browser scrolls it ---- */
