@@ -90,40 +90,49 @@ static void action_text(Pipeline pipe, Action a, char text[32])
         snprintf(text + length, 32 - length, " (chunk %d)", a.chunk);
 }
 
-/* Fails if an action of rank r doesn't exist, or repeats a pass. */
+/* Fails if an action of rank r doesn't exist. */
 static void check_actions(Pipeline pipe, Schedule s, int r)
 {
-    static const int passes[] = {[FORWARD] = 1, [BACKWARD] = 2 + 4, [BACKWARD_INPUT] = 2, [BACKWARD_WEIGHT] = 4};
-    unsigned char seen[pipe.v_c][pipe.m];
-    char text[32];
-
-    memset(seen, 0, sizeof seen);
     for (int i = 0; i < s.count; i++) {
         const Action a = s.list[i];
         if (a.micro < 0 || a.micro >= pipe.m || a.chunk < 0 || a.chunk >= pipe.v_c)
             fail("rank %d, action %d: expected micro-batch 0 to %d in model chunk 0 to %d, got %d in %d", r, i,
                  pipe.m - 1, pipe.v_c - 1, a.micro, a.chunk);
-        action_text(pipe, a, text);
-        if (seen[a.chunk][a.micro] & passes[a.kind])
-            fail("rank %d, action %d: %s comes twice", r, i, text);
-        seen[a.chunk][a.micro] |= passes[a.kind];
     }
 }
 
-/* Fails if rank r's list lacks some of a step's actions, and first draws to `to`, unless NULL. */
+/* Fails if rank r computes a pass twice, or not at all. Before the latter it draws to `to`, unless NULL. */
 static void check_complete(const Simulation *s, int r, FILE *to)
 {
-    const Times equal = times_of(NULL);
+    enum { PASSES = 3 };                    /* the forward, and the two of a backward */
+    static const int passes[] = {[FORWARD] = 1, [BACKWARD] = 2 + 4, [BACKWARD_INPUT] = 2, [BACKWARD_WEIGHT] = 4};
+    static const ActionKind kinds[PASSES] = {FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT};
+    const Pipeline pipe = s->pipe;
+    unsigned char seen[pipe.v_c][pipe.m];
     int computed = 0;
+    char missing[32] = "", text[32];
 
-    for (int i = 0; i < s->ranks[r].count; i++)
-        computed += slots_of(equal, s->ranks[r].list[i].kind);
-    if (computed == busy_slots(s->pipe, equal))
+    memset(seen, 0, sizeof seen);
+    for (const Action *a = s->ranks[r].list; a < s->ranks[r].list + s->ranks[r].count; a++) {
+        action_text(pipe, *a, text);
+        if (seen[a->chunk][a->micro] & passes[a->kind])
+            fail("rank %d: %s comes twice", r, text);
+        seen[a->chunk][a->micro] |= passes[a->kind];
+    }
+    for (int pass = 0; pass < PASSES; pass++)
+        for (int i = 0; i < pipe.m * pipe.v_c; i++) {
+            const Action a = {kinds[pass], i % pipe.m, i / pipe.m};
+            if (seen[a.chunk][a.micro] & passes[a.kind])
+                computed++;
+            else if (!*missing)
+                action_text(pipe, a, missing);
+        }
+    if (!*missing)
         return;
     if (to)
         simulation_draw(s, to);
-    fail("rank %d computes %d of the %d forward, input-gradient and weight-gradient passes of a step", r, computed,
-         busy_slots(s->pipe, equal));
+    fail("rank %d computes %d of the %d forward, input-gradient and weight-gradient passes of a step: %s is missing", r,
+         computed, busy_slots(pipe, times_of(NULL)), missing);
 }
 
 void simulation_free(Simulation *s)

@@ -211,10 +211,11 @@ static void simulate_texts(const void *texts)
 static void wrong_lists_fail(void **state)
 {
     static const char *const cases[][3] = {
-        {"F0 F1 B0 B1", "F0 B0 F0 B1", "rank 1, action 2: F0 comes twice"},
-        {"F0 F1 B0 B1", "F0 B0 W0 F1", "rank 1, action 2: W0 comes twice"},
+        {"F0 F1 B0 B1", "F0 B0 F0 B1", "rank 1: F0 comes twice"},
+        {"F0 F1 B0 B1", "F0 B0 W0 F1", "rank 1: W0 comes twice"},
         {"F0 F1 B0 B2", "F0 B0 F1 B1", "rank 0, action 3: expected micro-batch 0 to 1"},
-        {"F0 F1 B0 B1", "F0 B0", "rank 1 computes 3 of the 6 forward"},
+        {"F0 F1 B0 B1", "F0 B0", "rank 1 computes 3 of the 6 forward, input-gradient and weight-gradient passes of a "
+                                 "step: F1 is missing"},
         {"F0 B0 F1 B1", "F0 F1 B0 B1", "this schedule deadlocks: rank 0 waits at its action B0 for B0 of rank 1; "
                                        "rank 1 waits at its action F1 for F1 of rank 0"},
         {"B0 F0 F1 B1", "F0 B0 F1 B1", "for B0 of rank 1; rank 1 waits at its action F0 for F0 of rank 0"}};

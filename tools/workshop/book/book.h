@@ -11,7 +11,7 @@ const char *given_text(Given g, const char *name, const char *otherwise);
 int given_number(Given g, const char *name, int otherwise, int least, int most);    /* fails outside of least to most */
 
 /* A puzzle has goals: name=the most that is allowed. If `name` is one, prints whether `value` reaches it, a line that
- * the page reads: "goal: a bubble of 0.5 (at most 0.375): not yet". */
+ * the page reads: "goal: steps: 3 (at most 2): not yet". */
 void goal(Given g, const char *name, const char *what, double value);
 
 /* The next word of a typed text, up to a space or the end of its line; at the end of the line NULL, and *text is at the

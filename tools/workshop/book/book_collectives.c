@@ -139,7 +139,7 @@ static int expected(const char *what, bool at_end, int r, int s, int i)
 }
 
 /* Prints how many shards are not yet what they have to be, and the first of them. */
-static void print_wrong(Held held, const char *what)
+static bool print_wrong(Held held, const char *what)
 {
     int wrong = 0, first_rank = 0, first_shard = 0;
     unsigned char right[MOST] = {0};
@@ -160,6 +160,7 @@ static void print_wrong(Held held, const char *what)
         printf("and should hold %s at the end\n", letters(right));
     }
     printf("goal: wrong shards: %d (at most 0): %s\n", wrong, wrong ? "not yet" : "reached");
+    return wrong;
 }
 
 /* Performs a message of step k: from `before`, what is held when the step begins, into `after`. */
@@ -180,7 +181,7 @@ static void perform(const char *word, int k, Held before, Held after, bool *send
         if (word[at] && !strchr(word + at, '0' + s))
             continue;
         if (!strcmp(letters(before[from][s]), "."))
-            fail("step %d: %s: rank %d has nothing in shard %d", k, word, from, s);
+            fail("step %d: %s: rank %d has nothing in shard %d when this step begins", k, word, from, s);
         for (int i = 0; i < ranks; i++)
             after[to][s][i] = before[from][s][i] + (how == '+' ? after[to][s][i] : 0);
         sent[from]++;
@@ -244,7 +245,8 @@ void collective(Given g)
         most = sent[r] > most ? sent[r] : most;
     }
     printf("\n");
-    print_wrong(held, what);
+    if (print_wrong(held, what))
+        return;
     goal(g, "steps", "steps:", steps);
     goal(g, "sent", "tensors that a rank sends:", (double)most / ranks);
 }

@@ -44,8 +44,10 @@ static Choices choices_of(const char *text, int ranks, int experts, int top)
                 tokens = *word == 't';
             } else if (!tokens) {
                 const int e = digit(word, 0, experts, "experts");
-                if (length != 1 || c.home[e] >= 0)
-                    fail("rank %d: expected experts that no other rank has, each once, got '%s'", r, word);
+                if (length != 1)
+                    fail("rank %d: expected spaces between experts, got '%s'", r, word);
+                if (c.home[e] >= 0)
+                    fail("rank %d: expert %d is already on rank %d", r, e, c.home[e]);
                 c.home[e] = r;
             } else {
                 if (length != top || c.count[r] == TOKENS)
@@ -60,8 +62,10 @@ static Choices choices_of(const char *text, int ranks, int experts, int top)
                 c.count[r]++;
             }
         }
-        if (!c.count[r] || c.count[r] != c.count[0])
-            fail("rank %d: expected as many tokens as on rank 0, and at least one, got %d", r, c.count[r]);
+        if (!c.count[r])
+            fail("rank %d: expected a line such as \"experts 0 1 tokens 0 2 3\"", r);
+        if (c.count[r] != c.count[0])
+            fail("rank %d: expected as many tokens as on rank 0, %d, got %d", r, c.count[0], c.count[r]);
     }
     for (int e = 0; e < experts; e++)
         if (c.home[e] < 0)
@@ -89,6 +93,16 @@ static Routing route(const Choices *c, int slots)
     return r;
 }
 
+/* The experts of token i as a set. */
+static unsigned experts_of(const Choices *c, int i)
+{
+    unsigned set = 0;
+
+    for (int k = 0; k < c->top; k++)
+        set |= 1u << c->chosen[i / c->count[0]][i % c->count[0]][k];
+    return set;
+}
+
 void routing(Given g)
 {
     const int ranks = given_number(g, "ranks", 2, 1, MOST), experts = given_number(g, "experts", 4, 1, MOST);
@@ -97,10 +111,10 @@ void routing(Given g)
     const int T = c.count[0], C = fmin(ceil(c.capacity * top * T / experts - 1e-9), T);        /* as in 10 */
     const Routing r = route(&c, C);
     const int32_t *rows = r.rows.data, *slot = r.slot.data;
-    int dropped = 0, leave = 0, to[MOST][MOST] = {0};
+    int dropped = 0, empty = 0, leave = 0, to[MOST][MOST] = {0};
 
-    printf("capacity %g x %d choices / %d experts: %d slots of each expert for each rank's tokens\n", c.capacity,
-           top * T, experts, C);
+    printf("Each expert has %d slot%s for each rank's tokens: capacity %g x %d choices / %d experts\n", C,
+           C > 1 ? "s" : "", c.capacity, top * T, experts);
     for (int e = 0; e < experts; e++) {
         printf("expert %d of rank %d:", e, c.home[e]);
         for (int i = 0; i < ranks * C; i++) {
@@ -108,6 +122,7 @@ void routing(Given g)
             printf(row < 0 ? "%s." : "%s%d", i && i % C == 0 ? " | " : " ", row);
             if (row >= 0)
                 to[row / T][c.home[e]]++, leave += row / T != c.home[e];
+            empty += row < 0;
         }
         printf("\n");
     }
@@ -116,6 +131,7 @@ void routing(Given g)
             printf("%s token %d's expert %d", dropped++ ? "," : "dropped:", i / top,
                    ((int32_t *)r.choice.data)[i]);
     printf(dropped ? "\n" : "dropped: none\n");
+    printf("empty: %d of %d slots\n", empty, experts * ranks * C);
     for (int i = 0; i < ranks; i++) {
         printf("from rank %d:", i);
         for (int j = 0; j < ranks; j++)
@@ -126,7 +142,7 @@ void routing(Given g)
     if (given_text(g, "start", NULL)) {
         const Choices before = choices_of(given_text(g, "start", ""), ranks, experts, top);
         for (int i = 0; i < ranks * T; i++)
-            changed += !!memcmp(c.chosen[i / T][i % T], before.chosen[i / T][i % T], sizeof c.chosen[0][0]);
+            changed += experts_of(&c, i) != experts_of(&before, i);
     }
     int each = 0;
     for (int i = 0; i < ranks; i++) {

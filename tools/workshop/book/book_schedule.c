@@ -7,25 +7,28 @@
 #include "book.h"
 
 /* What an action's word says: "F0", or "B0.1" of model chunk 1. */
-static Action action_of(const char *word, int r)
+static Action action_of(const char *word, int r, int chunks)
 {
     char kind = 0, rest;
     Action a = {0};
 
     if ((sscanf(word, "%c%d%c", &kind, &a.micro, &rest) != 2
          && sscanf(word, "%c%d.%d%c", &kind, &a.micro, &a.chunk, &rest) != 3) || !strchr("FBW", kind))
-        fail("rank %d: expected words such as F0, B0 and W0, or F0.1 in model chunk 1, got '%s'", r, word);
+        fail("rank %d: expected words such as F0, B0 and W0%s, got '%s'", r, chunks > 1 ? ", F0.1 in chunk 1" : "",
+             word);
+    if (chunks > 1 && !strchr(word, '.'))
+        fail("rank %d: in which model chunk is %s? Write %s.0 or %s.1", r, word, word, word);
     a.kind = kind == 'F' ? FORWARD : kind == 'B' ? BACKWARD : BACKWARD_WEIGHT;
     return a;
 }
 
 /* The list in a line of text. B is a whole backward, unless the line has its W: then it is BACKWARD_INPUT. */
-static Schedule line_of(int r, const char **text)
+static Schedule line_of(int r, int chunks, const char **text)
 {
     Schedule s = {.list = host_alloc((strlen(*text) / 2 + 1) * sizeof(Action), "a list of actions")};
 
     for (const char *word; (word = next_word(text));)
-        s.list[s.count++] = action_of(word, r);
+        s.list[s.count++] = action_of(word, r, chunks);
     for (Action *w = s.list; w < s.list + s.count; w++)
         for (Action *b = s.list; b < s.list + s.count && w->kind == BACKWARD_WEIGHT; b++)
             if (b->kind == BACKWARD && b->micro == w->micro && b->chunk == w->chunk)
@@ -70,7 +73,7 @@ void schedule(Given g)
     }
     Schedule *lists = host_alloc(pipe.p * sizeof *lists, "lists");
     for (int r = 0; r < pipe.p; r++)
-        lists[r] = line_of(r, &text);
+        lists[r] = line_of(r, pipe.v_c, &text);
     if (*text)
         fail("expected a line for each of the %d ranks, got more", pipe.p);
     const Simulation s = simulate_lists(pipe, lists, times, stdout);
@@ -84,6 +87,6 @@ void schedule(Given g)
         most = here > most ? here : most;
     }
     printf("\n");
-    goal(g, "bubble", "a bubble of", s.bubble);
+    goal(g, "bubble", "bubble, in %:", 100 * s.bubble);
     goal(g, "in-flight", "in flight on a rank:", most);
 }

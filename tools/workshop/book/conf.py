@@ -198,7 +198,10 @@ FORMS = {       # fields: name=first value:what it may be, a|b, from..to, or a p
                  "chunks=2:2..8 times=1,1,1,0",
     "memory": "model=8b hardware=h100 tp=4:2^6 cp=1:2^6 pp=2:2^6 dp=8:2^10 ep=1:2^6 micro-batch=1:2^6 zero=1:0|1|2|3 "
               "recompute=none seq=",
-    "planner": "model=8b gpus=64 hardware=h100 batch=1M seq="}
+    "planner": "model=8b gpus=64 hardware=h100 batch=1M seq=",
+    "collectives": "algorithm=ring_all_reduce:ring_reduce_scatter|ring_all_gather|ring_all_reduce|tree_broadcast|tree_reduce|"
+                   "tree_all_reduce|doubling_all_reduce ranks=4:2..8",
+    "attention": "", "routing": ""}              # typed
 PUZZLES = {     # of each kind what the reader types; what else its comment names are sizes and goals
     "schedule": "each rank's actions, a line for a rank", "collective": "messages, a line for a step",
     "attention": "each rank's sequence chunks, a line for a rank",
@@ -239,6 +242,10 @@ def form_of(name, given, names):
 def fixed(given):
     return "".join(f'<input type="hidden" name="{k}" value="{html.escape(v)}">' for k, v in given.items())
 
+def typed(name, text, rows):
+    return f'<label class="typed"><span>{PUZZLES[name]}</span><textarea name="text" rows="{rows}" spellcheck="false" ' \
+           f'autocapitalize="off">{html.escape(text)}</textarea></label>'
+
 def puzzle_html(name, given, text):
     """A puzzle: what it fixes and its goals are `given`; the comment's text has its hint, start and answer, each of which
     is typed there, or a program's own: of 06 by a schedule's kind, of 00 by an algorithm's name."""
@@ -258,8 +265,7 @@ def puzzle_html(name, given, text):
     else:
         rows = 1 + max(parts[p].count("\n") for p in ("start", "answer"))
         form = fixed(given | ({"start": parts["start"]} if "changed" in given else {})) \
-            + f'<label class="typed"><span>{PUZZLES[name]}</span><textarea name="text" rows="{rows}" spellcheck="false" ' \
-              f'autocapitalize="off">{html.escape(parts["start"])}</textarea></label>'
+            + typed(name, parts["start"], rows)
     return raw(f'<div class="play puzzle" data-play="{name}" data-puzzle="{key}"><form autocomplete="off" onsubmit="return '
                f'false">{form}</form><ul class="goals" role="status"></ul>{WHAT_IT_DRAWS}<details><summary>A hint</summary><p>'
                f'{html.escape(" ".join(parts["hint"].split()))}</p></details><details class="best"><summary>The best known '
@@ -270,7 +276,8 @@ def play_html(name, given, question):
     """A form and its chart, with the values that are given there instead of the first ones."""
     if not COMPILED:
         return "*Here is something to play with, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
-    form = form_of(name, given, None)
+    text = given.pop("text", "").replace("_", " ").replace("/", "\n")
+    form = form_of(name, given, None) + (fixed(given) + typed(name, text, 1 + text.count("\n")) if text else "")
     rest = [o for o in OPTIONS if f"{o}=" not in FORMS[name] and OPTIONS[o][0] in "123"] if name == "planner" else []
     if rest:
         form += f"<details><summary>{len(rest)} more options</summary><div>{''.join(map(field, rest))}</div></details>"
@@ -352,7 +359,7 @@ for file in FILES:
         page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
         if page_name == "index":
             page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
-                + tree("To play with", [f"play/{p}" for p in ("puzzles", *FORMS, "timelines")]) \
+                + tree("To play with", [f"play/{p}" for p in ("puzzles", "schedules", "memory", "planner", "timelines")]) \
                 + tree("Reference", ["The project <project>", "NOTATION", "Running <RUNNING>",
                                      "Building blocks <common/index>", "Tools <tools/index>",
                                      "Workshop <tools/workshop/index>", "tools/workshop/instructors",

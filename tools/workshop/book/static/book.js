@@ -32,7 +32,7 @@ async function run(args) {
 /* ---- what a form asks for ---- */
 
 function values(form) {
-    const given = [...new FormData(form)].filter(([, value]) => value.trim());
+    const given = [...new FormData(form)].filter(([name, value]) => name === "text" || value.trim());
     return Object.fromEntries(given.map(([name, value]) =>
         [name, "power" in form.elements[name].dataset ? 2 ** value : value.trim()]));
 }
@@ -46,7 +46,7 @@ function followSchedule({kind, ranks, chunks, "micro-batches": micros}) {
 
 function question(name, v) {
     if (name !== "memory")
-        return [{schedules: "schedule", planner: "plan"}[name] || name, ...Object.entries(v).map(([k, x]) => `${k}=${x}`)];
+        return [{schedules: "schedule", collectives: "collective", planner: "plan"}[name] || name, ...Object.entries(v).map(([k, x]) => `${k}=${x}`)];
     const techniques = ["tp", "cp", "pp", "dp", "ep", "micro-batch", "zero", "recompute"].filter((k) => v[k]);
     const sizes = Object.keys(v).filter((k) => !techniques.includes(k)), gpus = v.gpus || v.tp * v.cp * v.pp * v.dp;
     return ["plan", ...Object.entries({...Object.fromEntries(sizes.map((k) => [k, v[k]])), gpus}).map((x) => x.join("=")),
@@ -87,7 +87,7 @@ function drawSchedule(text) {
             element("div", {class: "rows"}, names, element("div", {class: "scrolls", tabindex: 0}, svg)),
             legend({forward: "", backward: split ? ", input gradients" : "", ...(split && {weight: " gradients"}),
                     idle: ": the bubble"}),
-            element("p", {class: "bar"}, `A number is a micro-batch${rows[0][3] ? "; odd model chunks are lighter" : ""}`)];
+            element("p", {class: "bar"}, `A number is a micro-batch${rows[0][3] ? "; odd model chunks have lighter colors" : ""}`)];
 }
 
 function legend(items, kind = "") {
@@ -170,10 +170,10 @@ function drawCollective(text) {
     };
     slider.addEventListener("input", show);
     show();
-    const [, count, sent] = /^steps (\d+); sent, in tensors: (.*)/m.exec(text) || [0, last, ""];
-    return [`${count} ${count === "1" ? "step" : "steps"}; each rank sends, in tensors: ${sent.replace(/ /g, ", ") || "?"}`,
+    const sent = /^steps \d+; sent, in tensors: (.*)/m.exec(text);
+    return [sent ? `${last} ${last === 1 ? "step" : "steps"}; each rank sends, in tensors: ${sent[1].replace(/ /g, ", ")}` : "So far:",
             element("label", {class: "slider"}, "step ", slider), shown, element("p", {class: "bar"}, "a is rank 0's "
-                + "contribution, b rank 1's, and so on; abcd is their sum, and an outlined cell has just changed."),
+                + `contribution, b rank 1's, and so on; ${"abcdefgh".slice(0, ranks)} is their sum. An outlined cell has just changed.`),
             ...[/^shard .*/m.exec(text)?.[0]].filter(Boolean).map((line) => element("p", {class: "bar"}, line))];
 }
 
@@ -193,9 +193,9 @@ function drawAttention(text) {
     const [, sum, even] = /, ([\d.]+) of ([\d.]+)$/m.exec(text);
     return [`All steps take as long as ${sum} blocks; if all ranks had the same work, ${even}`, element("p", {class: "bar"},
                 "A row has the queries of a chunk, a column its keys; the number is the step of the ring."), svg,
-            element("p", {class: "bar"}, "Blocks that each rank computes. The busiest, in bold, makes the others wait:"),
+            element("p", {class: "bar"}, "Blocks that each rank computes in a step. Bold: it is busier than others, which wait for it."),
             table([["", ...steps[0].map((_, r) => `rank ${r}`)], ...steps.map((row, k) => [`step ${k + 1}`, ...row.map(
-                (x) => element("td", {}, x && x === Math.max(...row) ? element("b", {}, `${x}`) : `${x}`))])])];
+                (x) => element("td", {}, x === Math.max(...row) && x > Math.min(...row) ? element("b", {}, `${x}`) : `${x}`))])])];
 }
 
 /* The slots of each expert with the tokens in them, what is dropped, and the matrix of the all-to-all. */
@@ -205,9 +205,9 @@ function drawRouting(text) {
     const slots = table([["", ...spans(experts[0][2]).map((_, r) => `tokens of rank ${r}`)], ...experts.map(([, name, row]) =>
         [name, ...spans(row).map((span) => element("td", {}, ...span.split(" ").map((token) => element("span", {class:
             token === "." ? "slot" : "slot full"}, token === "." ? "" : token))))])]);
-    return [/^capacity .*/m.exec(text)[0], slots, element("p", {class: "bar"}, /^dropped.*/m.exec(text)[0]),
-            element("p", {class: "bar"}, "A number is a token; those of rank 0 come first. The all-to-all "
-                + "sends these rows with a token, from a rank to a rank:"),
+    return [/^Each expert .*/m.exec(text)[0], slots, element("p", {class: "bar"}, /^dropped.*/m.exec(text)[0]),
+            element("p", {class: "bar"}, `${/^empty.*/m.exec(text)[0]}. A number is a token; rank 0's come first.`),
+            element("p", {class: "bar"}, "Of the rows that the all-to-all sends, so many hold a token:"),
             table([["", ...matrix.map((row) => `to ${row[0]}`)], ...matrix])];
 }
 
