@@ -15,14 +15,14 @@ $(BOOK)/book.js: $(BOOK)/native
 	@echo "  EMCC  $@"; NODE_PATH=/usr/share/nodejs emcc $(BOOK_FLAGS) $(BOOK_C) -s SINGLE_FILE=1 -s ENVIRONMENT=web \
 		-s MODULARIZE=1 -s EXPORT_NAME=compute -s EXIT_RUNTIME=1 -s ALLOW_MEMORY_GROWTH=1 -o $@
 
-book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphinx and Emscripten
+book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphinx and Emscripten, RECORD=1 its front page's steps
 	@$(if $(INSTALL),tools/machine/deps.sh --install $(BOOK_PACKAGES))
 	@command -v sphinx-build >/dev/null || { echo "make book needs Sphinx, MyST and Furo: make book INSTALL=1, or" \
 		"apt-get install $(BOOK_PACKAGES)"; exit 1; }
 	@command -v emcc >/dev/null || echo "there is no Emscripten, so pages compute nothing: make book INSTALL=1"
 	@$(MAKE) --no-print-directory cpu $(BOOK)/native $$(command -v emcc >/dev/null && echo $(BOOK)/book.js)
 	@cd $(BOOK) && rm -rf source extra changes html && mkdir -p source extra/traces extra/steps
-	@BOOK=$(ROOT)/$(BOOK) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html
+	@BOOK=$(ROOT)/$(BOOK) RECORD=$(RECORD) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html
 	@echo "the book is in $(BOOK)/html/index.html"
 
 test-book:

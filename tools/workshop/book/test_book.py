@@ -361,6 +361,36 @@ def test_front(b):
     links = b.execute_script("return [...document.querySelectorAll('td:first-child a')].map((a) => a.textContent)")
     expect(len(links) == len(list(ROOT.glob("[0-9][0-9]_*/README.md"))), f"front page: the path is {links}")
 
+def test_recorded(b):
+    """The steps of the front page are what the programs do: as many bytes, and no more time, to which other work only adds."""
+    step = re.search('^STEP = "(.*?)"', (ROOT / "tools/workshop/book/conf.py").read_text(), re.M)[1]
+    for path in sorted((ROOT / "tools/workshop/book/recorded").glob("*.json")):
+        kept, report = json.loads(path.read_text()), BOOK / "report.json"
+        program("mpiexec", "-n", kept["ranks"], f"build/cpu/{kept['program']}", "--micro-batch", "1", "--threads", "1", "--quiet",
+                *step.split(), *kept["options"].split(), "--report", report)
+        first = json.loads(report.read_text())["ranks"][0]
+        expect(first["memory"]["total"]["measured"] == kept["bytes"] and first["time"]["seconds"] > 0.98 * kept["seconds"],
+               f"{path.name}: {kept}, but the program now takes {first['time']['seconds']} s and {first['memory']['total']}")
+
+def test_narrow(b):
+    """On a phone what is wider than the window fades until it is scrolled; dark figures are dark; chapters follow chapters."""
+    for theme in ("light", "dark"):
+        resize(b, 390)
+        open_page(b, HTML / "06_pipeline_parallel/index.html", theme)
+        b.execute_script("document.querySelector('article details').open = true")
+        time.sleep(1)
+        cut = b.execute_script("""return [...document.querySelectorAll("article :is(pre, table, .scrolls, p:has(> img))")].filter((e) =>
+            e.scrollWidth > e.clientWidth + 2 && getComputedStyle(e).overflowX !== "visible" && !e.closest("details:not([open])")).map((e) => [e.outerHTML.slice(0, 60),
+            getComputedStyle(e).maskImage.includes("gradient")])""")
+        expect(len(cut) > 5 and all(fades for _, fades in cut), f"06 at 390: cut without a sign: {[x for x, f in cut if not f]}")
+        end = b.execute_async_script("""const done = arguments[0], p = document.querySelector("article p:has(> img)");
+            p.scrollLeft = p.scrollWidth, setTimeout(() => done(getComputedStyle(p).maskImage), 300)""")
+        expect(end == "none", f"06 at 390: its figure still fades at its end: {end}")
+        dark = b.execute_script("return [...document.querySelectorAll('article img')].map((i) => getComputedStyle(i).filter)")
+        expect(all(("invert" in x) == (theme == "dark") for x in dark), f"06, {theme}: figures are {set(dark)}")
+    links = b.execute_script("return [...document.querySelectorAll('.related-pages a')].map((a) => a.getAttribute('href'))")
+    expect(sorted(links) == ["../05_tensor_parallel/index.html", "../07_context_parallel/index.html"], f"06: next to it are {links}")
+
 def test_diffs(b):
     for diff in sorted(ROOT.glob("[0-9][0-9]_*/DIFF.md")):
         lines = Counter(x for block in re.findall(r"^```diff\n(.*?)^```", diff.read_text(), re.M | re.S)
@@ -373,7 +403,7 @@ def test_diffs(b):
 
 chromium = browser("browser")
 test_links()
-for test in (test_diffs, test_computed, test_puzzles, test_numbers, test_charts, test_front, test_pages):
+for test in (test_diffs, test_computed, test_puzzles, test_numbers, test_charts, test_front, test_recorded, test_narrow, test_pages):
     test(chromium)
 chromium.quit()
 print(f"test_book: {len(PAGES)} pages, {len(faults)} faults")

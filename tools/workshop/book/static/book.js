@@ -250,6 +250,7 @@ function play(node) {
         answer.textContent = text;
         node.querySelector(".headline").textContent = headline;
         node.querySelector(".chart").replaceChildren(...chart);
+        showMore(node.querySelector(".chart"));
     };
     let last = 0;
     const update = async () => {
@@ -359,10 +360,22 @@ function playSteps(node) {
     show(0);
 }
 
+/* Fades the right end of what is wider than the window, until it is scrolled to its end. */
+function showMore(where) {
+    for (const node of where.querySelectorAll(":is(pre, table, .scrolls, figure, p:has(> img), .sides)")) {
+        const mark = () => node.classList.toggle("more", node.scrollLeft + node.clientWidth < node.scrollWidth - 2
+                                                 && getComputedStyle(node).overflowX !== "visible");
+        node.addEventListener("scroll", mark);
+        const resized = new ResizeObserver(mark);
+        for (const part of [node, ...node.children]) resized.observe(part);
+    }
+}
+
 addEventListener("DOMContentLoaded", () => {
     document.querySelectorAll(".play").forEach(play);
     document.querySelectorAll(".steps").forEach(playSteps);
     askAll();
+    showMore(document.querySelector("article"));
 });
 
 /* ---- timelines: zooming makes the picture wider, and the browser scrolls it ---- */
