@@ -40,7 +40,7 @@ test: known-test deps	## run the tests, in about seven minutes, nine with nvcc; 
 
 test-full: known-test deps	## run all cases of the tests; TEST=pipeline: of one test
 	@$(MAKE) --no-print-directory run-tests FULL=1
-	@$(MAKE) --no-print-directory test-book
+	@$(MAKE) --no-print-directory test-book FULL=1
 
 known-test:
 	@test -z "$(filter-out $(TEST_NAMES),$(TEST))" || { echo "TEST=$(TEST) is none of: $(TEST_NAMES)"; exit 2; }

@@ -25,10 +25,16 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphi
 	@BOOK=$(ROOT)/$(BOOK) RECORD=$(RECORD) sphinx-build -q -j auto -d $(BOOK)/doctrees -c tools/workshop/book $(BOOK)/source $(BOOK)/html
 	@echo "the book is in $(BOOK)/html/index.html"
 
+epub: $(BOOK)/native	## make the chapters an ePub, for readers without a browser: needs make book's Sphinx
+	@cd $(BOOK) && rm -rf source_epub extra_epub epub && mkdir -p source_epub extra_epub
+	@EPUB=1 BOOK=$(ROOT)/$(BOOK) sphinx-build -q -b epub -d $(BOOK)/doctrees_epub -c tools/workshop/book \
+		$(BOOK)/source_epub $(BOOK)/epub
+	@echo "the chapters are in $(BOOK)/epub/ultrascalec.epub"
+
 test-book:
 	@command -v sphinx-build >/dev/null && command -v emcc >/dev/null && command -v chromium >/dev/null && \
 		command -v chromedriver >/dev/null && /usr/bin/python3 -c "import selenium" 2>/dev/null || { \
 		echo "[  SKIPPED ] test_book needs make book INSTALL=1, and" \
 		"apt-get install chromium chromium-driver python3-selenium"; exit 0; }; \
-		$(MAKE) --no-print-directory book && BOOK=$(ROOT)/$(BOOK) tools/workshop/book/test_book.py
-.PHONY: book test-book
+		$(MAKE) --no-print-directory book epub && BOOK=$(ROOT)/$(BOOK) FULL=$(FULL) tools/workshop/book/test_book.py
+.PHONY: book epub test-book

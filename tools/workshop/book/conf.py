@@ -15,18 +15,20 @@ from pygments.lexers import CLexer, CudaLexer
 
 ROOT = Path(__file__).resolve().parents[3]
 BOOK = Path(os.environ["BOOK"])
-SOURCE, EXTRA = BOOK / "source", BOOK / "extra"
+EPUB = os.environ.get("EPUB")       # the chapters alone as an ePub, without programs and without what computes
+SOURCE, EXTRA = (BOOK / f"{name}{'_epub' * bool(EPUB)}" for name in ("source", "extra"))
 RECORDED = Path(__file__).parent / "recorded"
 STEP = "--steps 2 --layers 8 --hidden 64 --heads 4 --seq 64 --pretend 0.25,0.0125,32"       # of the recorded ones
 
-project, html_title, root_doc = "ultrascale.c", "ultrascale.c", "index"
+project, html_title, root_doc = "ultrascale.c", "ultrascale.c", "project" if EPUB else "index"
 extensions = ["myst_parser"]
 myst_heading_anchors = 4
 myst_enable_extensions = ["html_image"]
 html_theme = "furo"
 html_static_path = ["static"]
-html_css_files, html_js_files = ["book.css"], ["book.js"]
+html_css_files, html_js_files = ["book.css"], [] if EPUB else ["book.js"]
 html_extra_path = [str(EXTRA)]
+epub_show_urls, epub_tocdup, author, copyright, version = "no", False, project, "MIT", "1"
 html_copy_source = html_show_sourcelink = html_show_sphinx = html_show_copyright = smartquotes = False   # keeps --
 pygments_style, pygments_dark_style = "default", "github-dark"
 highlight_language = "none"
@@ -41,6 +43,8 @@ html_theme_options = {f"{theme}_css_variables": {name: pair[i] for name, pair in
 
 FILES = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True).stdout.split()
 CHAPTERS = sorted({f.split("/")[0] for f in FILES if re.match(r"\d\d_", f)})
+if EPUB:
+    FILES = [f for f in FILES if re.match(r"\d\d_\w+/(README|exercises)\.md$|NOTATION\.md$", f)] + ["README.md"]
 CODE = [f for f in FILES if re.match(r"(\d\d_\w+|common|tools/planner)/.*\.(c|h|cu|cuh)$", f)]
 
 def doc_of(path):
@@ -67,6 +71,8 @@ def link_to(path, doc, target):
     page = doc_of(there)
     if page:
         return relative(doc, page) + ".md" + (f"#{anchor}" if anchor else "")
+    if EPUB:
+        return None
     if (ROOT / there).is_dir():                 # a directory without a README: its first file stands for it
         first = next(f for f in FILES if f.startswith(there + "/"))
         return link_to(path, doc, os.path.relpath(first, os.path.dirname(path) or "."))
@@ -87,8 +93,10 @@ def linked(text, path, doc):
             shutil.copy(ROOT / os.path.dirname(path) / target, to)
             return match[0]
         to = link_to(path, doc, target)
+        if not to:
+            return words
         if words == "home":
-            to = relative(doc, "index") + ".md"
+            to = relative(doc, root_doc) + ".md"
         return f"[{words}]({to})" if ".md" in to else f'<a href="{html.escape(to)}">{words}</a>'
 
     text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->|\]\([^)]*\)|(?<=[\w)])-(?=\d)|--(?=\w)",
@@ -196,7 +204,7 @@ def diff_page(chapter):
 def native(*arguments):
     return subprocess.run([BOOK / "native", *arguments], capture_output=True, text=True, check=True).stdout
 
-COMPILED = (BOOK / "book.js").exists()
+COMPILED = (BOOK / "book.js").exists() and not EPUB
 OPTIONS = {line.split("\t")[0]: line.split("\t")[1:] for line in native("options").splitlines()}   # of the planner
 FORMS = {       # fields: name=first value:what it may be, a|b, from..to, or a power of two up to 2^n
     "schedules": "kind=1f1b:afab|1f1b|interleaved|zero-bubble|zb-v|dualpipe-v ranks=4:1..16 micro-batches=8:1..64 "
@@ -345,6 +353,9 @@ def steps_html(steps):
 
 def played(text, doc):
     """A page's text with what its comments ask for in their place."""
+    if EPUB:
+        return re.sub("^<!-- (play|puzzle|step): .*? -->", "", text, flags=re.M | re.S)
+
     def put(match):
         name, given, question = match[1], dict(x.split("=", 1) for x in match[2].split()), " ".join(match[3].split())
         return trace_html(given["program"], doc, question) if name == "timelines" else play_html(name, given, question)
@@ -364,6 +375,8 @@ def tree(title, docs):
 
 def chapter_tree(chapter):
     docs = [d for d in ("DIFF", "exercises") if f"{chapter}/{d}.md" in FILES]
+    if EPUB:
+        return tree("", docs)
     docs += [f"{c} <{c}>" for c in ("train.c", "collectives.c") if f"{chapter}/{c}" in FILES]
     docs += ["/tools/planner/index"] * (chapter == "09_combined") + ["ladder/index"] * (chapter == "08_fused_kernels")
     return tree("", docs)
@@ -378,7 +391,9 @@ for file in FILES:
     elif file.endswith(".md") and not file.startswith(".github/"):
         page_name = doc_of(file)
         page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
-        if page_name == "index":
+        if EPUB and page_name == root_doc:
+            page_text += tree("", [f"{c}/index" for c in CHAPTERS] + ["NOTATION"])
+        elif page_name == "index":
             page_text += tree("Chapters", [f"{c}/index" for c in CHAPTERS]) \
                 + tree("To play with", [f"play/{p}" for p in ("puzzles", "schedules", "memory", "planner", "timelines")]) \
                 + tree("Reference", ["The project <project>", "NOTATION", "Running <RUNNING>",
@@ -392,7 +407,7 @@ for file in FILES:
         elif page_name.startswith("tests/") and page_name not in ("tests/index", "tests/bench/index"):
             page_text = "---\norphan: true\n---\n" + page_text
         write(page_name, page_text)
-for number, (program, ranks, options) in TRACES.items():
+for number, (program, ranks, options) in ({} if EPUB else TRACES).items():
     trace = BOOK / "trace.json"
     record(program, ranks, f"--steps 1 {options} --trace {trace}")
     (EXTRA / f"traces/{number}.js").write_text(f"trace({json.dumps(number)}, {trace.read_text()});\n")
@@ -421,5 +436,6 @@ def context_of(app, page, template, context, doctree):
     context["script_files"] = [s for s in context["script_files"] if not re.search("jquery|underscore|frameworks", str(s))]
 
 def setup(app):
-    app.connect("html-page-context", context_of)
-    app.connect("build-finished", bundle_theme)
+    if not EPUB:
+        app.connect("html-page-context", context_of)
+        app.connect("build-finished", bundle_theme)
