@@ -146,7 +146,7 @@ static const Planted planted[] = {
      "        schedule_add(s, BACKWARD, i, 0);\n",
      "        schedule_add(s, BACKWARD, i, 0);\n        if (warmup + i < m)\n"
      "            schedule_add(s, FORWARD, warmup + i, 0);\n", 3, "--schedule 1f1b",
-     "this schedule deadlocks: rank 0 waits at its action B0 for B0 of rank 1", true},
+     "this schedule deadlocks: rank 2 waits at its action B0 for F0 of rank 2", true},
     /* replicas that drift apart: after the update, and after the all-gather */
     {"03_data_parallel", "    adamw_step(&optimizer, lr, clip_scale(norm));\n",
      "    adamw_step(&optimizer, lr, clip_scale(norm));\n"

@@ -1,21 +1,23 @@
 # The book: a static site of all chapters, programs, diffs, and pages that compute. It needs Sphinx, MyST and Furo; with
 # Emscripten its pages compute in the browser, without it they only say what is missing.
 BOOK := $(BUILD)/book
-BOOK_C := $(wildcard tools/workshop/book/*.c) $(addprefix 06_pipeline_parallel/,schedule.c simulation.c) 09_combined/formulas.c 11_five_dimensions/formulas.c \
-	10_expert_parallel/experts_cpu.c \
+BOOK_C := $(wildcard tools/workshop/book/*.c) $(addprefix 06_pipeline_parallel/,schedule.c simulation.c) \
+	09_combined/formulas.c 10_expert_parallel/experts_cpu.c 11_five_dimensions/formulas.c \
 	$(filter-out %/plan.c %/runs.c %/config.c,$(wildcard tools/planner/*.c)) \
 	$(addprefix common/base/,error.c memory.c options.c print.c tensor.c)
-BOOK_FLAGS := -std=gnu11 -D_GNU_SOURCE -O2 -ffunction-sections -fdata-sections $(WARNINGS) -Wno-unknown-pragmas -Itools/workshop/book/headers
+BOOK_FLAGS := -std=gnu11 -D_GNU_SOURCE -O2 -ffunction-sections -fdata-sections $(WARNINGS) -Wno-unknown-pragmas \
+	-Itools/workshop/book/headers
 BOOK_PACKAGES := python3-sphinx python3-myst-parser furo emscripten node-acorn
 
-$(BOOK)/native: $(BOOK_C) $(wildcard 06_pipeline_parallel/*.h 09_combined/*.h tools/planner/*.h common/*/*.h)
+$(BOOK)/native: $(BOOK_C) 00_collectives/collectives.c $(wildcard tools/workshop/book/*.h tools/workshop/book/headers/*.h \
+		06_pipeline_parallel/*.h 09_combined/*.h 10_expert_parallel/*.h tools/planner/*.h common/*/*.h)
 	@mkdir -p $(BOOK); echo "  CC  $@"; $(CC) $(BOOK_FLAGS) -Wl,--gc-sections $(BOOK_C) -lm -o $@
 # SINGLE_FILE: a page that was opened from a file may not fetch a .wasm.
 $(BOOK)/book.js: $(BOOK)/native
 	@echo "  EMCC  $@"; NODE_PATH=/usr/share/nodejs emcc $(BOOK_FLAGS) $(BOOK_C) -s SINGLE_FILE=1 -s ENVIRONMENT=web \
 		-s MODULARIZE=1 -s EXPORT_NAME=compute -s EXIT_RUNTIME=1 -s ALLOW_MEMORY_GROWTH=1 -o $@
 
-book: deps		## make the book, a site in build/book/html: INSTALL=1 installs Sphinx and Emscripten, RECORD=1 its front page's steps
+book: deps		## make the book, a site in build/book/html: INSTALL=1 installs what it needs; RECORD=1 records the front page's steps
 	@$(if $(INSTALL),tools/machine/deps.sh --install $(BOOK_PACKAGES))
 	@command -v sphinx-build >/dev/null || { echo "make book needs Sphinx, MyST and Furo: make book INSTALL=1, or" \
 		"apt-get install $(BOOK_PACKAGES)"; exit 1; }

@@ -164,7 +164,8 @@ static bool print_wrong(Held held, const char *what)
 }
 
 /* Performs a message of step k: from `before`, what is held when the step begins, into `after`. */
-static void perform(const char *word, int k, Held before, Held after, bool *sends, bool *receives, int *sent)
+static void perform(const char *word, int k, Held before, Held after, bool *sends, bool *receives,
+                    int sent[MOST][MOST])
 {
     int from = -1, to = -1, at = 0;
     char how = 0;
@@ -184,7 +185,7 @@ static void perform(const char *word, int k, Held before, Held after, bool *send
             fail("step %d: %s: rank %d has nothing in shard %d when this step begins", k, word, from, s);
         for (int i = 0; i < ranks; i++)
             after[to][s][i] = before[from][s][i] + (how == '+' ? after[to][s][i] : 0);
-        sent[from]++;
+        sent[from][to]++;
     }
     for (const char *c = word + at + (word[at] == ':'); *c; c++)
         if (*c < '0' || *c >= '0' + ranks)
@@ -197,7 +198,7 @@ void collective(Given g)
     const char *text = given_text(g, "text", "");
     char *own = NULL;
     Held held = {0};
-    int steps = 0, sent[MOST] = {0}, most = 0;
+    int steps = 0, sent[MOST][MOST] = {0}, most = 0, most_on_link = 0;    /* sent: [from][to], in shards */
 
     ranks = given_number(g, "ranks", 4, 2, MOST);
     if (algorithm) {
@@ -241,10 +242,15 @@ void collective(Given g)
     }
     printf("steps %d; sent, in tensors:", steps);
     for (int r = 0; r < ranks; r++) {
-        printf(" %.4g", (double)sent[r] / ranks);
-        most = sent[r] > most ? sent[r] : most;
+        int all = 0;
+        for (int to = 0; to < ranks; to++) {
+            all += sent[r][to];
+            most_on_link = sent[r][to] > most_on_link ? sent[r][to] : most_on_link;
+        }
+        printf(" %.4g", (double)all / ranks);
+        most = all > most ? all : most;
     }
-    printf("\n");
+    printf("; on one link at most %.4g\n", (double)most_on_link / ranks);
     if (print_wrong(held, what))
         return;
     goal(g, "steps", "steps:", steps);

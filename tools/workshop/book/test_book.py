@@ -320,7 +320,7 @@ def test_puzzles(b):
     for algorithm, ranks, hops, sent in (("ring_all_reduce", 5, 8, 1.6), ("doubling_all_reduce", 4, 2, 2), ("tree_broadcast", 8, 3, 3),
                                          ("ring_all_gather", 3, 2, 2 / 3)):
         shown = program(BOOK / "native", "collective", f"algorithm={algorithm}", f"ranks={ranks}")
-        most = max(map(float, re.search("in tensors: (.*)", shown)[1].split()))
+        most = max(map(float, re.search("in tensors: (.*);", shown)[1].split()))
         expect(f"steps {hops};" in shown and abs(most - sent) < 1e-3 and "wrong shards: 0" in shown, f"{algorithm}, {ranks}: {shown}")
 
 def test_numbers(b):

@@ -170,8 +170,9 @@ function drawCollective(text) {
     };
     slider.addEventListener("input", show);
     show();
-    const sent = /^steps \d+; sent, in tensors: (.*)/m.exec(text);
-    return [sent ? `${last} ${last === 1 ? "step" : "steps"}; each rank sends, in tensors: ${sent[1].replace(/ /g, ", ")}` : "So far:",
+    const sent = /^steps \d+; sent, in tensors: (.*); (on one .*)/m.exec(text);
+    return [sent ? `${last} ${last === 1 ? "step" : "steps"}; each rank sends, in tensors: ${sent[1].replace(/ /g, ", ")}; ${sent[2]}`
+                 : "So far:",
             element("label", {class: "slider"}, "step ", slider), shown, element("p", {class: "bar"}, "a is rank 0's "
                 + `contribution, b rank 1's, and so on; ${"abcdefgh".slice(0, ranks)} is their sum. An outlined cell has just changed.`),
             ...[/^shard .*/m.exec(text)?.[0]].filter(Boolean).map((line) => element("p", {class: "bar"}, line))];
