@@ -243,7 +243,7 @@ STATE = """const node = document.querySelector(`[data-puzzle='${arguments[0]}']`
             answer: text(".best pre"), wrong: node.classList.contains("wrong")};"""
 
 def attempt(b, key, words=None):
-    """The state of a puzzle, after words are typed into it with the keyboard alone, or its form gets values."""
+    """The state of a puzzle, after words are typed into it, or values chosen, with the keyboard alone."""
     b.execute_async_script(PUZZLE, key)
     node = b.find_element("css selector", f"[data-puzzle='{key}']")
     if words is not None:
@@ -252,9 +252,9 @@ def attempt(b, key, words=None):
         if isinstance(words, str):
             b.switch_to.active_element.send_keys(Keys.CONTROL, "a", Keys.NULL, words or Keys.BACKSPACE)
         else:
-            b.execute_script("""const [node, values] = arguments, form = node.querySelector("form");
-                for (const [k, v] of Object.entries(values)) form.elements[k].value = "power" in form.elements[k].dataset ? Math.log2(v) : v;
-                form.dispatchEvent(new Event("input"));""", node, words)
+            for name, value in words.items():
+                control = node.find_element("name", name)
+                control.send_keys(value if control.tag_name == "select" else Keys.HOME + Keys.RIGHT * (value.bit_length() - 1))
         b.execute_async_script(PUZZLE, key)
         time.sleep(0.2)                         # for the last of the keys
     return b.execute_script(STATE, key)
