@@ -314,14 +314,31 @@ def test_puzzles(b):
     own = [Path(unquote(urlparse(x).path)) for x in loaded if not x.startswith("data:")]
     size = sum(x.stat().st_size for x in own if x.exists())
     expect(all(HTML in x.parents for x in own) and len(own) > 5 and size < 600e3, f"puzzles: loads {size} bytes: {loaded}")
-    # where the answers come from: 07 counts the pairs that each rank computes, 00 the hops and bytes
-    blocks = program(BOOK / "native", "attention", "ranks=4", "text=0 7\n1 6\n2 5\n3 4")
-    expect(re.findall(r"step \d (.*)", blocks) == ["2 2 2 2"] * 4, f"attention: zigzag's blocks are {blocks}")
-    for algorithm, ranks, hops, sent in (("ring_all_reduce", 5, 8, 1.6), ("doubling_all_reduce", 4, 2, 2), ("tree_broadcast", 8, 3, 3),
-                                         ("ring_all_gather", 3, 2, 2 / 3)):
-        shown = program(BOOK / "native", "collective", f"algorithm={algorithm}", f"ranks={ranks}")
-        most = max(map(float, re.search("in tensors: (.*);", shown)[1].split()))
-        expect(f"steps {hops};" in shown and abs(most - sent) < 1e-3 and "wrong shards: 0" in shown, f"{algorithm}, {ranks}: {shown}")
+    test_engines()
+
+def test_engines():
+    """What the puzzles' engines count is what the programs count: hops and bytes of 00, pairs of 07."""
+    for ranks in (4, 5):
+        printed = program("mpiexec", "-n", str(ranks), "build/cpu/00_collectives", "--verify", "--check")
+        for algorithm, name in (("ring_reduce_scatter", "reduce_scatter, ring"), ("ring_all_gather", "all_gather, ring"),
+                                ("ring_all_reduce", "all_reduce, ring"), ("tree_broadcast", "broadcast, tree"),
+                                ("tree_all_reduce", "all_reduce, tree"), ("doubling_all_reduce", "all_reduce, doubling")):
+            hops, sent = map(int, re.search(rf"  {name}, {ranks} ranks: (\d+) hops, (\d+) bytes", printed).groups())
+            shown = program(BOOK / "native", "collective", f"algorithm={algorithm}", f"ranks={ranks}")
+            most = max(map(float, re.search("in tensors: (.*);", shown)[1].split()))
+            expect(f"steps {hops};" in shown and abs(most - sent / 3360) < 1e-3 and "wrong shards: 0" in shown,
+                   f"{algorithm}, {ranks} ranks: {hops} hops and {sent} of 3360 bytes, but {shown}")
+    for method, text in (("ring", "0 1\n2 3\n4 5\n6 7"), ("zigzag", "0 7\n1 6\n2 5\n3 4")):
+        report = BOOK / "report.json"
+        program("mpiexec", "-n", "4", "build/cpu/07_context_parallel", "--layers", "1", "--hidden", "64", "--heads", "1", "--seq",
+                "64", "--micro-batch", "1", "--accumulate", "1", "--steps", "1", "--threads", "1", "--quiet", "--attention", method,
+                "--report", report)
+        pairs = [rank["attention_pairs"] for rank in json.loads(report.read_text())["ranks"]]
+        shown = program(BOOK / "native", "attention", "ranks=4", f"text={text}")
+        steps = [list(map(float, row.split())) for row in re.findall(r"^step \d (.*)", shown, re.M)]
+        # eight chunks of 8 tokens: a block has 64 pairs, and each rank's two diagonal ones have 36, not 32
+        blocks = [64 * sum(step[rank] for step in steps) + 2 * 4 for rank in range(4)]
+        expect(pairs == blocks, f"attention, {method}: 07 computes {pairs} pairs, the puzzle {blocks}")
 
 def test_numbers(b):
     """Each number of a Predict box and of the quiz has a field, which knows the right one, and says which term is missing."""
