@@ -108,25 +108,25 @@ static void check_complete(const Simulation *s, int r, FILE *to)
     static const int passes[] = {[FORWARD] = 1, [BACKWARD] = 2 + 4, [BACKWARD_INPUT] = 2, [BACKWARD_WEIGHT] = 4};
     static const ActionKind kinds[PASSES] = {FORWARD, BACKWARD_INPUT, BACKWARD_WEIGHT};
     const Pipeline pipe = s->pipe;
-    unsigned char seen[pipe.v_c][pipe.m];
+    unsigned char *seen = host_alloc((int64_t)pipe.v_c * pipe.m, "the passes of a rank");       /* [v_c][m] */
     int computed = 0;
     char missing[32] = "", text[32];
 
-    memset(seen, 0, sizeof seen);
     for (const Action *a = s->ranks[r].list; a < s->ranks[r].list + s->ranks[r].count; a++) {
         action_text(pipe, *a, text);
-        if (seen[a->chunk][a->micro] & passes[a->kind])
+        if (seen[a->chunk * pipe.m + a->micro] & passes[a->kind])
             fail("rank %d: %s comes twice", r, text);
-        seen[a->chunk][a->micro] |= passes[a->kind];
+        seen[a->chunk * pipe.m + a->micro] |= passes[a->kind];
     }
     for (int pass = 0; pass < PASSES; pass++)
         for (int i = 0; i < pipe.m * pipe.v_c; i++) {
             const Action a = {kinds[pass], i % pipe.m, i / pipe.m};
-            if (seen[a.chunk][a.micro] & passes[a.kind])
+            if (seen[i] & passes[a.kind])
                 computed++;
             else if (!*missing)
                 action_text(pipe, a, missing);
         }
+    free(seen);
     if (!*missing)
         return;
     if (to)
@@ -252,8 +252,8 @@ static void check_ended(const Simulation *s, FILE *to)
     do {
         length += snprintf(text + length, sizeof text - length, "%s%s", length ? "; " : "", wait_text(s, r));
         r = awaited(s, r);
-    } while (r != stuck && length < (int)sizeof text);
-    fail("this schedule deadlocks: %s", text);
+    } while (r != stuck && length < 800);
+    fail("this schedule deadlocks: %s%s", text, r == stuck ? "" : "; and so on");
 }
 
 Simulation simulate_lists(Pipeline pipe, Schedule *ranks, Times times, FILE *to)
@@ -282,10 +282,8 @@ Simulation simulate_lists(Pipeline pipe, Schedule *ranks, Times times, FILE *to)
 
 Simulation simulate(Pipeline pipe, Times times, FILE *to)
 {
-    Schedule *ranks = calloc(pipe.p, sizeof *ranks);
+    Schedule *ranks = host_alloc(pipe.p * sizeof *ranks, "the schedules of all ranks");
 
-    if (!ranks)
-        fail("not enough memory for the schedules of %d ranks", pipe.p);
     for (int r = 0; r < pipe.p; r++)
         ranks[r] = schedule_of(pipe, r);
     return simulate_lists(pipe, ranks, times, to);

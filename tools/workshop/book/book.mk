@@ -17,10 +17,11 @@ $(BOOK)/book.js: $(BOOK)/native
 	@echo "  EMCC  $@"; NODE_PATH=/usr/share/nodejs emcc $(BOOK_FLAGS) $(BOOK_C) -s SINGLE_FILE=1 -s ENVIRONMENT=web \
 		-s MODULARIZE=1 -s EXPORT_NAME=compute -s EXIT_RUNTIME=1 -s ALLOW_MEMORY_GROWTH=1 -o $@
 
+NEEDS_SPHINX := command -v sphinx-build >/dev/null || { echo "the book needs Sphinx, MyST and Furo: make book INSTALL=1," \
+	"or apt-get install $(BOOK_PACKAGES)"; exit 1; }
 book: deps		## make the book, a site in build/book/html: INSTALL=1 installs what it needs; RECORD=1 records the front page's steps
 	@$(if $(INSTALL),tools/machine/deps.sh --install $(BOOK_PACKAGES))
-	@command -v sphinx-build >/dev/null || { echo "make book needs Sphinx, MyST and Furo: make book INSTALL=1, or" \
-		"apt-get install $(BOOK_PACKAGES)"; exit 1; }
+	@$(NEEDS_SPHINX)
 	@command -v emcc >/dev/null || echo "there is no Emscripten, so pages compute nothing: make book INSTALL=1"
 	@$(MAKE) --no-print-directory cpu $(BOOK)/native $$(command -v emcc >/dev/null && echo $(BOOK)/book.js)
 	@cd $(BOOK) && rm -rf source extra changes html && mkdir -p source extra/traces extra/steps
@@ -28,6 +29,7 @@ book: deps		## make the book, a site in build/book/html: INSTALL=1 installs what
 	@echo "the book is in $(BOOK)/html/index.html"
 
 epub: $(BOOK)/native	## make the chapters an ePub, for readers without a browser: needs make book's Sphinx
+	@$(NEEDS_SPHINX)
 	@cd $(BOOK) && rm -rf source_epub extra_epub epub && mkdir -p source_epub extra_epub
 	@EPUB=1 BOOK=$(ROOT)/$(BOOK) sphinx-build -q -b epub -d $(BOOK)/doctrees_epub -c tools/workshop/book \
 		$(BOOK)/source_epub $(BOOK)/epub

@@ -56,8 +56,10 @@ void attention(Given g)
             const int from = (r - step + n) % n;
             double pairs = 0;
             for (int i = 0; i < count[r]; i++)
-                for (int j = 0; j < count[from]; j++)
-                    pairs += chunk[from][j] < chunk[r][i] ? 1 : chunk[from][j] == chunk[r][i] ? 0.5 : 0;
+                for (int j = 0; j < count[from]; j++) {
+                    const int key = chunk[from][j], query = chunk[r][i];
+                    pairs += (key < query) + 0.5 * (key == query);
+                }
             printf(" %g", pairs);
             longest = pairs > longest ? pairs : longest;
             own[r] += pairs, all += pairs;

@@ -88,7 +88,8 @@ static void write_steps(FILE *to)
         for (int r = 0; r < ranks; r++)
             if (ready[r] && hops[r][done[r]].to >= 0) {
                 const Hop *h = &hops[r][done[r]];
-                fprintf(to, "%s%d%c%d", moved ? " " : "", r, hops[h->to][done[h->to]].adds ? '+' : '>', h->to);
+                const char how = hops[h->to][done[h->to]].adds ? '+' : '>';
+                fprintf(to, "%s%d%c%d", moved ? " " : "", r, how, h->to);
                 for (int i = 0; i < h->count && h->count < ranks; i++)
                     fprintf(to, "%s%d", i ? "" : ":", h->first + i);
                 moved = true;
@@ -170,7 +171,8 @@ static void perform(const char *word, int k, Held before, Held after, bool *send
     int from = -1, to = -1, at = 0;
     char how = 0;
 
-    if (sscanf(word, "%d%c%d%n", &from, &how, &to, &at) != 3 || !strchr(">+", how) || (word[at] && word[at] != ':'))
+    if (sscanf(word, "%d%c%d%n", &from, &how, &to, &at) != 3 || !strchr(">+", how)
+        || (word[at] && (word[at] != ':' || !word[at + 1])))
         fail("step %d: expected words such as 0>1, 0+1 or 0+1:23, got '%s'", k, word);
     if (from < 0 || from >= ranks || to < 0 || to >= ranks || from == to)
         fail("step %d: %s: expected two of the ranks 0 to %d", k, word, ranks - 1);
@@ -183,8 +185,8 @@ static void perform(const char *word, int k, Held before, Held after, bool *send
             continue;
         if (!strcmp(letters(before[from][s]), "."))
             fail("step %d: %s: rank %d has nothing in shard %d when this step begins", k, word, from, s);
-        for (int i = 0; i < ranks; i++)
-            after[to][s][i] = before[from][s][i] + (how == '+' ? after[to][s][i] : 0);
+        for (int i = 0; i < ranks; i++)                     /* more than seven times is as wrong as seven */
+            after[to][s][i] = fmin(before[from][s][i] + (how == '+' ? after[to][s][i] : 0), 7);
         sent[from][to]++;
     }
     for (const char *c = word + at + (word[at] == ':'); *c; c++)

@@ -119,7 +119,8 @@ void routing(Given g)
         printf("expert %d of rank %d:", e, c.home[e]);
         for (int i = 0; i < ranks * C; i++) {
             const int row = rows[e * ranks * C + i];
-            printf(row < 0 ? "%s." : "%s%d", i && i % C == 0 ? " | " : " ", row);
+            printf(i && i % C == 0 ? " | " : " ");
+            printf(row < 0 ? "." : "%d", row);
             if (row >= 0)
                 to[row / T][c.home[e]]++, leave += row / T != c.home[e];
             empty += row < 0;

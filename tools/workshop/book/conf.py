@@ -266,11 +266,10 @@ def puzzle_html(name, given, text):
         return "*Here is a puzzle, if the book is made with Emscripten: `make book INSTALL=1`.*\n"
     parts = {k: v.strip() for k, v in re.findall(r"^(hint|start|answer):(.*?)(?=^\w+:|\Z)", text, re.M | re.S)}
     own = {"schedule": "kind", "collective": "algorithm"}.get(name)
+    sizes = [f"{k}={v}" for k, v in given.items() if k in ("ranks", "micro-batches", "chunks")]
     for part in ("start", "answer"):
         if own and re.fullmatch(r"[\w-]*[a-z][\w-]*", parts[part]):
-            sizes = {k: v for k, v in given.items() if k in ("ranks", "micro-batches", "chunks") and own != k}
-            parts[part] = native(name, "lists=1", f"{own}={parts[part]}", *(f"{k}={v}" for k, v in sizes.items()
-                                 if own == "algorithm" or k != "chunks" or parts[part] == "interleaved")).strip()
+            parts[part] = native(name, "lists=1", f"{own}={parts[part]}", *sizes).strip()
     key = given.pop("id")
     if name == "memory":
         names = given.pop("fields").split(",")
