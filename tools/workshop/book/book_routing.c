@@ -156,5 +156,5 @@ void routing(Given g)
     goal(g, "dropped", "choices that are dropped:", dropped);
     goal(g, "slots", "slots of an expert:", C);
     goal(g, "leave", "rows that go to another rank:", leave);
-    goal(g, "changed", "tokens that choose otherwise:", changed);
+    goal(g, "changed", "tokens that choose differently:", changed);
 }

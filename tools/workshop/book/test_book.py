@@ -263,7 +263,7 @@ def test_puzzles(b):
     """Each puzzle is unsolved at first and solved by its best answer; a wrong one, a deadlock, an error; what is kept."""
     page = HTML / "play/puzzles.html"
     memory = {"fit": {"micro-batch": 2, "zero": "3", "recompute": "full"}, "faster": {"tp": 8, "pp": 2, "zero": "1", "recompute":
-              "none", "micro-batch": 1}, "guest": {"tp": 2, "pp": 1, "zero": "3", "recompute": "full"}}
+              "none", "micro-batch": 1}, "guest": {"tp": 8, "cp": 2, "pp": 4, "zero": "1", "recompute": "selective"}}
     keys = re.findall(r'data-puzzle="([\w-]+)"', page.read_text())
     expect(len(keys) == len(set(keys)) >= 15, f"puzzles: {keys}")
     for width, theme, motion in ((390, "light", "reduce"), (1440, "dark", "no-preference")):
