@@ -34,6 +34,7 @@ static void changes_and_tables_are_up_to_date(void **state)
 {
     expect(run_in_copy("cd " SOURCE " && tools/workshop/changes.sh --check"), 0, "");
     expect(run_in_copy("cd " SOURCE " && PLAN=" BUILD "/cpu/plan tools/workshop/journey.sh --check"), 0, "");
+    expect(run_in_copy("cd " SOURCE " && PLAN=" BUILD "/cpu/plan tools/planner/memory.sh --check"), 0, "");
 }
 
 int main(void)

@@ -19,9 +19,9 @@ for figure in ${*:-00 01 02 03 04 06 07 08 09 10 planner}; do
 done
 
 # The title of each figure, which browsers show and screen readers read, is its alternative text in the README.
-for readme in */README.md */*/README.md; do
-    sed -n 's/.*!\[\(.*\)\](\([a-z_]*\.svg\)).*/\2 \1/p' "$readme" | sed 's/[&\/]/\\&/g' |
+for readme in README.md */README.md */*/README.md; do
+    sed -n 's/.*!\[\(.*\)\](\([0-9a-z_/]*\.svg\)).*/\2 \1/p' "$readme" | sed 's/[&|]/\\&/g' |
         while read -r file title; do
-            sed -i "0,/<title>/s/<title>.*<\/title>/<title>$title<\/title>/" "${readme%README.md}$file"
+            sed -i "0,/<title>/s|<title>.*</title>|<title>$title</title>|" "${readme%README.md}$file"
         done
 done

@@ -58,7 +58,7 @@ citations() {
 # A figure's title, which browsers show and screen readers read, is its alternative text, on one line (figures.sh).
 figures() {
     grep -n '^!\[[^]]*$' "$file" | sed 's/^/the alternative text goes over two lines: /'
-    sed -n 's/.*!\[\(.*\)\](\([a-z_]*\.svg\)).*/\2 \1/p' "$file" | while read -r figure title; do
+    sed -n 's/.*!\[\(.*\)\](\([0-9a-z_/]*\.svg\)).*/\2 \1/p' "$file" | while read -r figure title; do
         grep -qF "<title>$title</title>" "$(dirname "$file")/$figure" || echo "the title of $figure is not \"$title\""
     done
 }
