@@ -24,7 +24,7 @@ row() {
 }
 
 row 03 "data parallelism" dp=64,zero=0
-row 01 "+ recomputation" dp=64,zero=0,recompute=full
+row 01 "the same, recomputed" dp=64,zero=0,recompute=full
 row 07 "context parallelism" cp=8,dp=8,zero=0
 row 04 "ZeRO-1" dp=64,zero=1
 row 04 "ZeRO-2" dp=64,zero=2
