@@ -13,7 +13,7 @@ static void no_check_finds_a_fault(void **state)
         {"headings", PROGRAMS, SOURCE},
         {"links", "*.md */*.md */*/*.md", SOURCE},
         {"citations", "*.md */*.md */*/*.md", SOURCE},
-        {"figures", "*/README.md */*/README.md", SOURCE},
+        {"figures", "README.md */README.md */*/README.md", SOURCE},
         {"widths", "*.md */README.md */*/README.md", SOURCE},
         {"quotes", "README.md", SOURCE},
         {"predict", PROGRAMS, copy_of_tree()},
