@@ -1,5 +1,5 @@
-/* make exercise and make verify. Every exercise can be made; its copy fails with the sentence in exercises.md, and
- * passes with the program's own code in place. Classic mistakes, planted in the programs, are found and named. The
+/* make exercise, make verify, make passed. Every exercise can be made; its copy fails with the sentence in exercises.md,
+ * and passes with the program's own code in place. Classic mistakes, planted in the programs, are found and named. The
  * instructor's commands print what README.md shows.
  */
 #include <glob.h>
@@ -464,8 +464,8 @@ static void exercises_fail_until_they_are_done(void **state)
 static void attempts_are_counted(void **state)
 {
     (void)state;
-    run_well("sh -c 'mkdir -p build/exercise/05.1 && cd build/exercise/05.1 && echo removed >train.c &&"
-             " cat train.c | cksum >.as_made'");
+    run_well("sh -c 'mkdir -p build/exercise/05.1/.as_made && cd build/exercise/05.1 && echo removed >train.c &&"
+             " cp train.c .as_made'");
     expect(run(SOURCE "/tools/workshop/exercise.sh --tried 05.1 2 build/exercise/05.1"), 0,
            "nothing in build/exercise/05.1 is changed yet, so this was no attempt\n");
     run_well("sh -c 'echo tried >build/exercise/05.1/train.c'");
@@ -473,6 +473,63 @@ static void attempts_are_counted(void **state)
     expect(run(SOURCE "/tools/workshop/exercise.sh --tried 05.1 0 build/exercise/05.1"), 0,
            "exercise 05.1 passed, at attempt 2\n");
     run_well("grep -q '^05.1,....-..-.. ..:..:..,2$' build/exercise/passed.csv");
+    run_well("grep -q '^+tried$' build/exercise/passed/05.1");
+}
+
+/* Twenty participants hand in what make passed wrote: eight have solved two exercises, four one; one claims a wrong
+ * solution, and seven files were edited, cut off or are none. Without FULL only these seven, which need no verify. */
+static void summaries_are_verified(void **state)
+{
+    static const char *const script =
+        "rm -rf build/exercise handed && mkdir -p build/exercise handed\n"
+        "tried() { tools/workshop/exercise.sh --tried $1 1 build/exercise/$1\n"
+        "    tools/workshop/exercise.sh --tried $1 0 build/exercise/$1; }\n"
+        "tools/workshop/exercise.sh 03_data_parallel 1 build/exercise/03.1\n"
+        "sed -i 's|accumulate);|accumulate * comm_size(dp));|' build/exercise/03.1/train.c && tried 03.1\n"
+        "make -s passed NAME='Ada L.' && mv build/exercise/passed_Ada_L..txt handed/one.txt\n"
+        "tools/workshop/exercise.sh 00_collectives 2 build/exercise/00.2\n"
+        "sed -i 's|^ *(void)k, (void)r;|comm_exchange(c, shard(c, t, r - k - 1), (r + n - 1) % n, shard(c, t, r - k),"
+        " (r + 1) % n);|' build/exercise/00.2/collectives.c && tried 00.2\n"
+        "make -s passed NAME=Ada && mv build/exercise/passed_Ada.txt handed/both.txt\n"
+        "sed -i 's|comm_size(dp));|comm_size(dp) * 2);|' build/exercise/03.1/train.c && tried 03.1\n"
+        "make -s passed NAME=wrong && mv build/exercise/passed_wrong.txt handed/13.txt && cd handed\n"
+        "hand() { sed \"s/^name .*/name participant $2/\" $1.txt >$2.txt; }\n"
+        "for i in 1 2 3 4 5 6 7 8; do hand both $i; done\n"
+        "for i in 9 10 11 12 14 15 16 17 18 19 20; do hand one $i; done\n"
+        "sed -i 's|comm_size(dp));|comm_size(world));|' 14.txt\n"
+        "sed -i 's/^sha256 ..../sha256 0000/' 15.txt\n"
+        "sed -i '$d' 16.txt; echo hello >17.txt; sed -i 's/^exercise 03.1/exercise 03.9/' 18.txt\n"
+        "sed -i 's|^-    const double scale|-    const float scale|' 19.txt\n"
+        "sed -i 's|^\\(+++ .\\)/train.c|\\1/../../../train.c|; s|^\\(--- .\\)/train.c|\\1/../../../train.c|' 20.txt\n"
+        "rm one.txt both.txt; cd ..\n";
+
+    (void)state;
+    FILE *f = fopen(in_temporary("hand_in.sh"), "w");
+    assert_non_null(f);
+    fputs(script, f);
+    fclose(f);
+    char command[600];
+    snprintf(command, sizeof command, ". %s && %smake passed CHECK=handed MINIMUM=2", in_temporary("hand_in.sh"),
+             full_tests() ? "" : "(cd handed && rm [1-9].txt 1[0-3].txt) && ");
+    expect(run_in_copy(command), 0,
+           full_tests() ? "participant 8             2 passed,  4 attempts\n|"
+                          "participant 12            1 passed,  2 attempts, 1 to go|"
+                          "wrong                     1 passed,  2 attempts, 1 to go\n  03.1, from commit none: fails: WRONG|"
+                          "20 summaries, 3 different solutions, 8 with 2 exercises or more"
+                        : "14            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its hash is another|"
+                          "15            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its hash is another|"
+                          "16            0 passed,  0 attempts, 2 to go\n  the file is no summary of make passed|"
+                          "17.txt                    0 passed,  0 attempts, 2 to go\n  the file is no summary|"
+                          "the exercise cannot be made here: 03_data_parallel has no exercise 9|"
+                          "19            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its patch does not|"
+                          "20            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its patch does not|"
+                          "7 summaries, 0 different solutions, 0 with 2 exercises or more");
+    expect(run_in_copy("make passed CHECK=handed MINIMUM=many"), 2,
+           "MINIMUM: expected a number of exercises, got 'many'");
+    expect(run_in_copy("make passed CHECK=nowhere"), 2, "CHECK: there is no directory nowhere");
+    expect(run_in_copy("make passed CHECK=common"), 2, "CHECK: common has no summary, which make passed writes");
+    expect(run_in_copy("rm -r build/exercise; make passed"), 2,
+           "no exercise has passed yet: make exercise STAGE=03 N=1");
 }
 
 static void what_is_there_is_not_overwritten(void **state)
@@ -587,6 +644,7 @@ int main(void)
 {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(attempts_are_counted),
+        cmocka_unit_test(summaries_are_verified),
         cmocka_unit_test(what_is_there_is_not_overwritten),
         cmocka_unit_test(exercises_fail_until_they_are_done),
         cmocka_unit_test(mistakes_are_named),

@@ -3,23 +3,34 @@
 #   exercise.sh STAGE            lists the exercises of a program
 #   exercise.sh STAGE N DIR      makes exercise N in DIR, which must not exist yet
 #   exercise.sh --tried 05.1 STATUS DIR   notes an attempt at it, unless DIR is still as it was made, and if STATUS is 0
-#                                in passed.csv when it passed
+#                                in passed.csv when it passed, with the solution in passed/05.1
 # STAGE/exercises.md has the removed code as diffs of the program's own text. So the answer is the program itself, and a
 # diff that is out of date is an error. The first diff of an exercise gets the task as a comment, the others a mark. A
 # diff that only removes a comment that would give the answer gets no mark.
 set -eu
-sum_of() { cat "$1"/*.[ch] | cksum; }
+# The user's changes, as a patch for the directory.
+changes_in() {
+    for f in "$1"/*.[ch]; do
+        diff -u --label "a/${f##*/}" --label "b/${f##*/}" "$1/.as_made/${f##*/}" "$f" || true
+    done
+}
 if [ "$1" = --tried ]; then
-    if [ "$(sum_of "$4")" = "$(cat "$4/.as_made" 2>/dev/null)" ]; then
+    changes=$(changes_in "$4")
+    if [ -z "$changes" ]; then
         echo "nothing in $4 is changed yet, so this was no attempt"
         exit
     fi
+    commit=$(git rev-parse --short HEAD 2>/dev/null || echo none)
+    hash=$(cat "$4"/*.[ch] | sha256sum | cut -d ' ' -f 1)
     cd build/exercise
     echo "$2,$3" >>attempts.csv
     attempt=$(grep -c "^$2," attempts.csv)
     [ "$3" = 0 ] || exit 0
     echo "exercise $2 passed, at attempt $attempt"
-    echo "$2,$(date '+%F %T'),$attempt" >>passed.csv
+    time=$(date '+%F %T')
+    echo "$2,$time,$attempt" >>passed.csv
+    mkdir -p passed
+    printf '%s\n' "exercise $2" "passed $time" "attempts $attempt" "commit $commit" "sha256 $hash" "$changes" >"passed/$2"
     exit
 fi
 stage=$1
@@ -103,7 +114,8 @@ awk -v want="$n" -v name="$number.$n" -v stage="$stage" -v paths="$(echo "$to.ne
         exit failed != ""
     }
 ' "$list" || { rm -r "$to.new"; exit 1; }
-sum_of "$to.new" >"$to.new/.as_made"
+mkdir "$to.new/.as_made"
+cp "$to.new"/*.[ch] "$to.new/.as_made"
 mv "$to.new" "$to"
 where=$(grep -Hn "EXERCISE $number.$n" "$to"/*.c | head -n 1 | cut -d: -f1,2)
 echo "the task is in $where"

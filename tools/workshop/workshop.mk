@@ -23,7 +23,7 @@ known-stage:
 trains: known-stage
 	@test "$(NUMBER)" != 00 || { echo "$(PROGRAM) trains nothing; make run STAGE=00 NP=4 measures it"; exit 2; }
 
-EXERCISE := build/exercise/$(NUMBER).$(N)
+EXERCISE := $(or $(SOLUTION),build/exercise/$(NUMBER).$(N))
 exercise: known-stage	## copy a program with some code removed, to restore: STAGE=05 N=1; without N: list them
 	@$(if $(N),mkdir -p build/exercise;) tools/workshop/exercise.sh $(PROGRAM) $(if $(N),"$(N)" "$(EXERCISE)")
 
@@ -57,7 +57,10 @@ verify-training: edited
 		esac ;; \
 	esac; REFERENCE=$(ROOT)/$$of FULL=$(FULL) RECORD=$(RECORD) EXPECT="$(EXPECT)" EXERCISE=$(N) $(BUILD)/cpu64/verify $(PROGRAM) \
 		$(BUILD)/verify/$(notdir $(EDITED)) "$(if $(filter file,$(origin NP)),,$(NP))" $(ARGS); $(note_attempt)
-note_attempt = status=$$?; $(if $(N),tools/workshop/exercise.sh --tried $(NUMBER).$(N) $$status $(EDITED);) exit $$status
+note_attempt = status=$$?; $(if $(N),$(if $(SOLUTION),true,tools/workshop/exercise.sh --tried $(NUMBER).$(N) $$status $(EDITED));) exit $$status
+
+passed:		## write a summary of the exercises that you have passed: NAME="Ada Lovelace"; CHECK=DIR: verify the summaries of many
+	@tools/workshop/passed.sh $(if $(CHECK),--check "$(CHECK)" "$(MINIMUM)","$(NAME)")
 
 # 00 compares its collectives with the library's, on 1 to 8 ranks. AddressSanitizer watches, where the compiler has it.
 EDITED_00 = $(BUILD)/verify/$(notdir $(EDITED))
@@ -122,4 +125,4 @@ check-machine:	## check what this machine can run, and what to install for more
 	@$(found) OPTIMIZE='$(OPTIMIZE)' NVCC='$(NVCC)' NCCL='$(NCCL)' NCCL_CFLAGS='$(NCCL_CFLAGS)' \
 		tools/machine/check_machine.sh
 
-.PHONY: known-stage trains exercise edited verify verify-training verify-collectives reference verify-costs compare ladder sweep diff changes journey figures deps deps-run check-machine
+.PHONY: known-stage trains exercise edited verify passed verify-training verify-collectives reference verify-costs compare ladder sweep diff changes journey figures deps deps-run check-machine
