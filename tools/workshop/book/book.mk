@@ -35,10 +35,16 @@ epub: $(BOOK)/native	## make the chapters an ePub, for readers without a browser
 		$(BOOK)/source_epub $(BOOK)/epub
 	@echo "the chapters are in $(BOOK)/epub/ultrascalec.epub"
 
+slides:			## make the workshop's slides, one HTML file that prints: needs make book's MyST
+	@/usr/bin/python3 -c "import markdown_it" 2>/dev/null || { echo "the slides need markdown-it, which comes with MyST:" \
+		"make book INSTALL=1, or apt-get install python3-markdown-it"; exit 1; }
+	@mkdir -p build/slides
+	@/usr/bin/python3 tools/workshop/slides/slides.py build/slides/slides.html
+
 test-book:
 	@command -v sphinx-build >/dev/null && command -v emcc >/dev/null && command -v chromium >/dev/null && \
 		command -v chromedriver >/dev/null && /usr/bin/python3 -c "import selenium" 2>/dev/null || { \
 		echo "[  SKIPPED ] test_book needs make book INSTALL=1, and" \
 		"apt-get install chromium chromium-driver python3-selenium"; exit 0; }; \
 		$(MAKE) --no-print-directory book epub && BOOK=$(ROOT)/$(BOOK) FULL=$(FULL) tools/workshop/book/test_book.py
-.PHONY: book epub test-book
+.PHONY: book epub slides test-book
