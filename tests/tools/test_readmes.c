@@ -16,12 +16,13 @@ static void no_check_finds_a_fault(void **state)
         {"figures", "README.md */README.md */*/README.md", SOURCE},
         {"widths", "*.md */README.md */*/README.md", SOURCE},
         {"quotes", "README.md", SOURCE},
+        {"plans", "tools/workshop/run_sheet.md tools/workshop/instructors.md", SOURCE},
         {"predict", PROGRAMS, copy_of_tree()},
         {"run-this", full_tests() ? PROGRAMS : "04_zero/README.md", copy_of_tree()},
         {"commands", PROGRAMS, copy_of_tree()},
     };
 
-    for (int i = 0; i < (full_tests() ? 9 : 8); i++) {
+    for (int i = 0; i < (full_tests() ? 10 : 9); i++) {
         char command[512];
         snprintf(command, sizeof command, "cd %s && tools/workshop/readmes.sh %s %s", table[i].in, table[i].check,
                  table[i].files);

@@ -1,7 +1,6 @@
-/* make exercise, make verify, make passed. Every exercise can be made; its copy fails with the sentence in exercises.md,
- * and passes with the program's own code in place. Classic mistakes, planted in the programs, are found and named. The
- * instructor's commands print what README.md shows.
- */
+/* make exercise, make verify, make passed. Every exercise can be made; its copy fails with the sentence in
+ * exercises.md, and passes with the program's own code in place. Classic mistakes, planted in the programs, are found
+ * and named. The instructor's commands print what README.md shows. */
 #include <glob.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -514,8 +513,8 @@ static void summaries_are_verified(void **state)
     expect(run_in_copy(command), 0,
            full_tests() ? "participant 8             2 passed,  4 attempts\n|"
                           "participant 12            1 passed,  2 attempts, 1 to go|"
-                          "wrong                     1 passed,  2 attempts, 1 to go\n  03.1, from commit none: fails: WRONG|"
-                          "20 summaries, 3 different solutions, 8 with 2 exercises or more"
+                          "wrong                     1 passed,  2 attempts, 1 to go\n  03.1, from commit none: "
+                          "fails: WRONG|20 summaries, 3 different solutions, 8 with 2 exercises or more"
                         : "14            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its hash is another|"
                           "15            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its hash is another|"
                           "16            0 passed,  0 attempts, 2 to go\n  the file is no summary of make passed|"

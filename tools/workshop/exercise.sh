@@ -30,7 +30,8 @@ if [ "$1" = --tried ]; then
     time=$(date '+%F %T')
     echo "$2,$time,$attempt" >>passed.csv
     mkdir -p passed
-    printf '%s\n' "exercise $2" "passed $time" "attempts $attempt" "commit $commit" "sha256 $hash" "$changes" >"passed/$2"
+    printf '%s\n' "exercise $2" "passed $time" "attempts $attempt" "commit $commit" "sha256 $hash" \
+        "$changes" >"passed/$2"
     exit
 fi
 stage=$1

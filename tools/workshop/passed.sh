@@ -61,7 +61,7 @@ rebuild() {
         return 1
     }
     (cd "$3" && git apply "$2" 2>"$work/apply") || { echo "its patch does not fit this version"; return 1; }
-    [ "$(cat "$3"/*.[ch] | sha256sum | cut -d ' ' -f 1)" = "$4" ] || { echo "its hash is another solution's"; return 1; }
+    cat "$3"/*.[ch] | sha256sum | grep -q "^$4 " || { echo "its hash is another solution's"; return 1; }
 }
 
 # verify EXERCISE DIR HASH: prints ok, or what make verify says; runs once for equal solutions.
@@ -69,11 +69,12 @@ verify() {
     result=$work/verified/$1-$3
     if [ ! -e "$result" ]; then
         echo "verifying $1 of $who" >&2
-        if make -s --no-print-directory verify STAGE="${1%.*}" N="${1#*.}" SOLUTION="$2" >"$work/out" 2>&1 </dev/null; then
+        if make -s --no-print-directory verify STAGE="${1%.*}" N="${1#*.}" SOLUTION="$2" </dev/null >"$work/out" 2>&1
+        then
             echo ok >"$result"
         else
-            echo "fails: $(grep -m 1 -o 'WRONG.*\|wasteful.*\|suspicious.*\|.*error.*' "$work/out" || tail -n 1 "$work/out")" \
-                >"$result"
+            says=$(grep -m 1 -o 'WRONG.*\|wasteful.*\|suspicious.*\|.*error.*' "$work/out" || tail -n 1 "$work/out")
+            echo "fails: $says" >"$result"
         fi
     fi
     cat "$result"
@@ -112,7 +113,8 @@ for file in "$from"/*.txt; do
     echo
     cat "$work/notes"
 done
-echo "$summaries summaries, $(ls "$work/verified" | wc -l) different solutions${minimum:+, $enough with $minimum exercises or more}"
+echo "$summaries summaries, $(ls "$work/verified" | wc -l) different solutions$(
+    [ -z "$minimum" ] || echo ", $enough with $minimum exercises or more")"
 [ ! -e "$work/texts" ] || sort "$work/texts" | awk '
     {who[$1] = who[$1] (who[$1] ? ", " : "") $2; count[$1]++}
     END {for (t in who) if (count[t] > 1) print substr(t, 1, index(t, "-") - 1) ": the same text from " who[t]}' | sort
