@@ -531,6 +531,50 @@ static void summaries_are_verified(void **state)
            "no exercise has passed yet: make exercise STAGE=03 N=1");
 }
 
+/* helpers.md: each wrong solution is a diff of the program's text, and (with FULL) verify prints what the table says. */
+static void wrong_solutions_are_reported(void **state)
+{
+    char *text = read_file(SOURCE "/tools/workshop/helpers.md"), *rest = text;
+    char prints[200] = "", from[4000], to[4000];
+    const char *program = NULL, *directory = NULL;
+    int solutions = 0, exercises = 0, stage;
+
+    (void)state;
+    from[0] = to[0] = 0;
+    bool inside = false;
+    for (char *line = strsep(&rest, "\n");; line = strsep(&rest, "\n")) {
+        bool begins = !line || !strncmp(line, "**", 2) || !strncmp(line, "## ", 3);
+        if (begins && *prints && full_tests()) {        /* the solution before this line is complete */
+            Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), program, directory);
+            if (!strstr(r.out, prints))
+                fail_msg("verify of %s with the wrong solution that prints \"%s\" prints\n%s", program, prints, r.out);
+            result_free(r);
+        }
+        if (begins)
+            *prints = 0;
+        if (!line)
+            break;
+        if (sscanf(line, "## %d.", &stage) == 1) {
+            program = programs[stage], exercises++;
+        } else if (program && !strncmp(line, "**", 2)) {
+            assert_int_equal(sscanf(line, "%*[^`]`%199[^`]`", prints), 1);
+            directory = copy_of(program), solutions++;
+        } else if (!strcmp(line, "```diff")) {
+            inside = true;
+        } else if (inside && !strcmp(line, "```")) {
+            replace(directory, from, to);
+            inside = false, from[0] = to[0] = 0;
+        } else if (inside) {
+            if (*line != '+')
+                snprintf(from + strlen(from), sizeof from - strlen(from), "%s\n", *line ? line + 1 : line);
+            if (*line != '-')
+                snprintf(to + strlen(to), sizeof to - strlen(to), "%s\n", *line ? line + 1 : line);
+        }
+    }
+    assert_true(solutions >= 2 * exercises && exercises >= 20);
+    free(text);
+}
+
 static void what_is_there_is_not_overwritten(void **state)
 {
     (void)state;
@@ -607,6 +651,21 @@ static void dumps_are_compared(void **state)
            ": the files agree to 1e-10\n");
 }
 
+/* The metrics of a run reach a tracker, here one that prints them. */
+static void metrics_are_tracked(void **state)
+{
+    (void)state;
+    if (system("python3 -c '' 2>/dev/null"))
+        skip();
+    run_well("sh -c 'echo \"def init(project, name): print(project, name)\n"
+             "def log(metrics, step): print(step, metrics[\\\"loss\\\"] > 5, len(metrics))\n"
+             "def finish(): print(\\\"end\\\")\" >printer.py'");
+    run_well(BUILD "/cpu/01_single_gpu --preset tiny --steps 2 --threads 1 --quiet --metrics run.csv");
+    expect(run("sh -c 'TRACKER=printer PYTHONPATH=. python3 " SOURCE "/tools/workshop/track.py project name <run.csv'"),
+           0, "project name\n1 True 9\n2 True 9\nend\n");
+    expect(run("python3 " SOURCE "/tools/workshop/track.py"), 1, "track.py PROJECT [NAME]: reads a run's --metrics");
+}
+
 /* ---- The README's table of commands ---- */
 
 /* Every command of the instructor's table (tools/workshop/README.md) prints what its last column shows. Commands run in
@@ -646,6 +705,7 @@ int main(void)
         cmocka_unit_test(summaries_are_verified),
         cmocka_unit_test(what_is_there_is_not_overwritten),
         cmocka_unit_test(exercises_fail_until_they_are_done),
+        cmocka_unit_test(wrong_solutions_are_reported),
         cmocka_unit_test(mistakes_are_named),
         cmocka_unit_test(waste_is_named),
         cmocka_unit_test(what_a_new_schedule_costs_is_printed),
@@ -654,6 +714,7 @@ int main(void)
         cmocka_unit_test(a_program_of_ones_own_is_compared),
         cmocka_unit_test(dumps_are_compared),
         cmocka_unit_test(wrong_predictions_are_failures),
+        cmocka_unit_test(metrics_are_tracked),
         cmocka_unit_test(commands_print_what_the_readme_says),
     };
 

@@ -55,7 +55,7 @@ split() {
 
 # rebuild EXERCISE PATCH DIR HASH: makes the exercise in DIR and applies the patch; says what is wrong.
 rebuild() {
-    stage=${1%.*} program=$(ls -d "${1%.*}"_* 2>/dev/null | head -n 1)
+    program=$(ls -d "${1%.*}"_* 2>/dev/null | head -n 1)
     [ -n "$program" ] && tools/workshop/exercise.sh "$program" "${1#*.}" "$3" >"$work/made" || {
         echo "the exercise cannot be made here: $(head -n 1 "$work/made")"
         return 1

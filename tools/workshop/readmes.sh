@@ -1,7 +1,7 @@
 #!/bin/sh
 # readmes.sh CHECK FILE...: prints one line per fault that a check finds in READMEs, and ends with status 1 if there is
-# one. Run it in the root of the tree. Checks: headings, links, citations, figures, quotes, widths; run-this, predict,
-# commands (run them).
+# one. Run it in the root of the tree. Checks: headings, links, citations, figures, quotes, widths, plans; run-this,
+# predict, commands (run them).
 set -u
 check=$1
 shift
@@ -77,6 +77,50 @@ quotes() {
     grep -oE '\[[0-9]+\]\([0-9a-z_]+/[a-z]+[.]c\)' "$file" | tr -d '[]' | tr '()' '  ' | while read -r lines program; do
         [ "$(wc -l <"$program")" -eq "$lines" ] || echo "$program does not have $lines lines"
     done
+}
+
+# The workshop's plans: in a table of run_sheet.md each row begins when the one before ends, and its exercises take no
+# more than its minutes; the tables of instructors.md count what the chapters' exercises.md have.
+plans() {
+    for list in [0-9][0-9]_*/exercises.md; do
+        sed -n "s/^## \([0-9]*\)[.] .*(\([a-z]*\), \([0-9]*\) minutes)$/${list%%_*} \1 \2 \3/p" "$list"
+    done >"$dir/exercises"
+    awk -F '|' '
+        function clock(text, part) {split(text, part, ":"); return 60 * part[1] + part[2]}
+        function minutes_of(text, sum) {
+            for (sum = 0; match(text, /[0-9][0-9][.][0-9]/); text = substr(text, RSTART + 4)) {
+                name = substr(text, RSTART, 4)
+                if (!(name in minutes)) print "there is no exercise " name
+                sum += minutes[name]
+            }
+            return sum
+        }
+        FNR == NR {split($0, e, " "); minutes[e[1] "." e[2]] = e[4]; count[e[3], e[1]]++; count["minutes", e[1]] += e[4]
+            count[e[3], "all"]++; count["minutes", "all"] += e[4]; next}
+        /^## .*[0-9]:[0-9][0-9] to / {
+            match($0, /[0-9]+:[0-9][0-9] to [0-9]+:[0-9][0-9]/)
+            split(substr($0, RSTART, RLENGTH), span, " to "); now = clock(span[1]); plan = $0; plans++
+        }
+        /^\| [0-9]+:[0-9][0-9] \|/ {
+            if (clock($2) != now) print "row \"" $2 "\" of " plan " does not begin when the row before it ends"
+            now = clock($2) + $3; end[plan] = now; wanted[plan] = clock(span[2])
+            if ($4 ~ /^ exercises? [0-9.,  ]*$/ && minutes_of($4) > $3) print "too few minutes in" $2 "of " plan ":" $4
+        }
+        /^\| \[[0-9][0-9]\]/ && NF == 8 {
+            split($7, room, ":")
+            if (minutes_of(room[1]) != room[2] + 0) print "the minutes of the exercises are others:" $7
+        }
+        /^\| +\| 00 \|/ {for (i = 3; i < NF; i++) column[i] = $i + 0 || $i ~ /0/ ? substr($i, 2, 2) : "all"}
+        /^\| (easy|medium|hard|minutes) \|/ && 3 in column {
+            split($2, kind, " ")
+            for (i = 3; i < NF; i++)
+                if ($i + 0 != count[kind[1], column[i]] + 0)
+                    print kind[1] " of " column[i] ": " $i ", but exercises.md has " count[kind[1], column[i]] + 0
+        }
+        END {
+            for (plan in end) if (end[plan] != wanted[plan]) print plan " has " wanted[plan] - end[plan] " minutes left"
+            if (FILENAME ~ /run_sheet/ && plans != 3) print "has " plans + 0 " plans"
+        }' "$dir/exercises" "$file"
 }
 
 # GitHub shows 92 columns of a fenced block.
@@ -166,7 +210,7 @@ commands() {
 
 for file in "$@"; do
     case $check in
-    headings | links | citations | figures | quotes | widths | predict | commands) $check ;;
+    headings | links | citations | figures | quotes | widths | plans | predict | commands) $check ;;
     run-this) run_this ;;
     esac >"$dir/found"
     [ ! -s "$dir/found" ] || fault "$(cat "$dir/found")"
