@@ -46,5 +46,5 @@ test-book:
 		command -v chromedriver >/dev/null && /usr/bin/python3 -c "import selenium" 2>/dev/null || { \
 		echo "[  SKIPPED ] test_book needs make book INSTALL=1, and" \
 		"apt-get install chromium chromium-driver python3-selenium"; exit 0; }; \
-		$(MAKE) --no-print-directory book epub && BOOK=$(ROOT)/$(BOOK) FULL=$(FULL) tools/workshop/book/test_book.py
+		$(MAKE) --no-print-directory book epub slides && BOOK=$(ROOT)/$(BOOK) FULL=$(FULL) tools/workshop/book/test_book.py
 .PHONY: book epub slides test-book

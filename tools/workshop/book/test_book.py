@@ -1,6 +1,7 @@
 #!/usr/bin/python3
 """Opens every page of the book in headless Chromium: errors, links, headings, contrast, three widths; what the pages
-compute is compared with the programs."""
+compute is compared with the programs. And the workshop's slides."""
+import base64
 import html
 import json
 import os
@@ -426,6 +427,45 @@ def test_epub():
             expect(re.match(r"\w+:", link) or there in book.namelist() and (not anchor or f'id="{anchor}"' in pages[there]),
                    f"ePub: {name}: dead link {link}")
 
+def test_slides(b):
+    """Everything on a slide fits; keys turn slides and show answers first; printed, each slide is a page with its
+    answers; there is a slide for every moment, question of the quiz and exercise of the instructor's table."""
+    page = ROOT / "build/slides/slides.html"
+    resize(b, 1280, 720)
+    b.get(page.as_uri())
+    b.refresh()
+    for number, title, bottom, wide, empty in b.execute_script("""return slides.map((slide, i) => {
+            const of = [...slide.children].filter((e) => e.tagName !== "FOOTER");
+            return [i + 1, slide.querySelector("h1").textContent, Math.max(...of.map((e) => e.offsetTop + e.offsetHeight)),
+                    slide.scrollWidth, [...slide.querySelectorAll("img")].some((i) => !i.naturalWidth || !i.alt)];})"""):
+        expect(bottom <= 690 and wide <= 1280, f"slide {number}, {title}: is {bottom} pixels high and {wide} wide")
+        expect(not empty, f"slide {number}, {title}: an image is empty, or has no text")
+    count, first = b.execute_script("return [slides.length, slides.findIndex((s) => s.querySelector('.answer'))]")
+    shown = """const a = slides[at].querySelector(".answer");
+        return [at, !!a && getComputedStyle(a).visibility === "visible"]"""
+    body = b.find_element("tag name", "body")
+    for key, want in [(Keys.HOME, [0, False])] + [(Keys.ARROW_RIGHT, [i, False]) for i in range(1, first + 1)] + \
+            [(" ", [first, True]), (Keys.ARROW_LEFT, [first - 1, False]), (Keys.END, [count - 1, False])]:
+        body.send_keys(key)
+        expect(b.execute_script(shown) == want, f"slides: a key leads to {b.execute_script(shown)}, expected {want}")
+    b.refresh()
+    expect(b.execute_script(shown)[0] == count - 1, "slides: a reload turns back")
+    pdf = base64.b64decode(b.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})["data"])
+    pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
+    expect(pages == count, f"slides: {count} slides print on {pages} pages")
+    b.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": "print"})
+    expect(b.execute_script("return [...document.querySelectorAll('.answer, section')].every("
+                            "(e) => getComputedStyle(e).visibility === 'visible')"), "slides: print hides something")
+    b.execute_cdp_cmd("Emulation.setEmulatedMedia", {"media": ""})
+    text = b.execute_script("return document.body.textContent")
+    script = (ROOT / "tools/workshop/instructors.md").read_text()
+    for name in sorted(set(re.findall(r"\b\d\d\.\d\b", (ROOT / "tools/workshop/run_sheet.md").read_text()))):
+        expect(f"Exercise {name}:" in text or name == "04.2", f"slides: there is no exercise {name}")     # for a buffer
+    for title in re.findall(r"^\*\*\d\. ([^(.]*?) \(", script, re.M):
+        expect(title in text, f"slides: there is no moment {title}")
+    for question in re.findall(r"^\d+\. (.{30})", script.split("## The quiz")[1].split("<details>")[0], re.M):
+        expect(question in text, f"slides: the quiz lacks {question}...")
+
 def test_diffs(b):
     for diff in sorted(ROOT.glob("[0-9][0-9]_*/DIFF.md")):
         lines = Counter(x for block in re.findall(r"^```diff\n(.*?)^```", diff.read_text(), re.M | re.S)
@@ -439,7 +479,8 @@ def test_diffs(b):
 chromium = browser("browser")
 test_links()
 test_epub()
-for test in (test_diffs, test_computed, test_puzzles, test_numbers, test_charts, test_front, test_recorded, test_narrow, test_pages):
+for test in (test_diffs, test_computed, test_puzzles, test_numbers, test_charts, test_front, test_recorded, test_narrow, test_slides,
+             test_pages):
     test(chromium)
 chromium.quit()
 print(f"test_book: {len(PAGES)} pages, {len(faults)} faults")
