@@ -64,6 +64,27 @@ static void compare_scales(void)
                   isfinite(norm[i]) ? "is clean" : "overflows", scale[i], expected[i]);
 }
 
+/* Whatever the loss scale, gradients are divided by it: up to the first overflow, norms are those of a small scale that
+ * stays as it is, to fp16's rounding. */
+static void compare_norms(const char *command, const Shape *s)
+{
+    double large[OVERFLOW - 1], small[OVERFLOW - 1];
+    Result r = run("%s --dtype fp16 --loss-scale 65536 --load %s --steps %d --metrics small.csv", command,
+                   checkpoint(s, 0), TRAINED + OVERFLOW - 1);
+
+    if (r.status)
+        fault("%.*s (--loss-scale 65536)", (int)strcspn(r.err, "\n"), r.err);
+    result_free(r);
+    if (faults)
+        return;
+    read_column("m.csv", "grad_norm", large, OVERFLOW - 1);
+    read_column("small.csv", "grad_norm", small, OVERFLOW - 1);
+    for (int i = 0; i < OVERFLOW - 1 && !faults; i++)
+        if (!near(large[i], small[i], 0.05))
+            fault("step %d: the gradient norm is %.4g with a loss scale of %s, but %.4g with 65536: gradients are not "
+                  "divided by the loss scale of their step", i + 1, large[i], i < 2 ? "1.4e6" : "2.8e6", small[i]);
+}
+
 /* The last steps of the run that was resumed are those of the other, in every column of --metrics. */
 static void compare_resumed(void)
 {
@@ -91,6 +112,7 @@ void verify_overflow(const char *command, const Shape *s)
         return;
     compare_skipped(s);
     compare_scales();
+    compare_norms(command, s);
     compare_resumed();
     if (!faults)
         printf("correct: two steps are skipped, the loss scale halves and doubles, runs resume\n");
