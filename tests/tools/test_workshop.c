@@ -65,8 +65,8 @@ static const Planted planted[] = {
     /* an option as it was typed, where its default means something else */
     {"11_five_dimensions", "    G = given;\n", "    G = span;\n", 4, "--pp 2 --ep 2", "in sizes (train.c:"},
     /* a loss scale that is not the step's */
-    {"02_mixed_precision", "tensor_scale(gradients.buffer, 1 / loss_scale)", "tensor_scale(gradients.buffer, 1.0 / 65536)",
-     0, "", "with a loss scale of 1.4e6, but |gradients are not divided by the loss scale of their step"},
+    {"02_mixed_precision", "tensor_scale(gradients.buffer, 1 / loss_scale)",
+     "tensor_scale(gradients.buffer, 1.0 / 65536)", 0, "", "with a loss scale of 1.4e6, but |gradients are not divided by the loss scale of their step"},
     /* the sum of the ranks' gradients instead of their average */
     {"03_data_parallel", "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)", 4,
      "--sync naive", "the loss and every gradient are 4 times too large (= the number of ranks)", true},
@@ -552,7 +552,7 @@ static void wrong_solutions_are_reported(void **state)
         if (begins && *prints && full_tests()) {        /* the solution before this line is complete */
             Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), program, directory);
             if (!strstr(r.out, prints))
-                fail_msg("verify of %s with the wrong solution that prints \"%s\" prints\n%s", program, prints, r.out);
+                fail_msg("%s: a wrong solution does not print \"%s\", but\n%s", program, prints, r.out);
             result_free(r);
         }
         if (begins)
