@@ -66,7 +66,8 @@ static const Planted planted[] = {
     {"11_five_dimensions", "    G = given;\n", "    G = span;\n", 4, "--pp 2 --ep 2", "in sizes (train.c:"},
     /* a loss scale that is not the step's */
     {"02_mixed_precision", "tensor_scale(gradients.buffer, 1 / loss_scale)",
-     "tensor_scale(gradients.buffer, 1.0 / 65536)", 0, "", "with a loss scale of 1.4e6, but |gradients are not divided by the loss scale of their step"},
+     "tensor_scale(gradients.buffer, 1.0 / 65536)", 0, "",
+     "with a loss scale of 1.4e6, but |gradients are not divided by the loss scale of their step"},
     /* the sum of the ranks' gradients instead of their average */
     {"03_data_parallel", "(B * T * options.accumulate * comm_size(dp))", "(B * T * options.accumulate)", 4,
      "--sync naive", "the loss and every gradient are 4 times too large (= the number of ranks)", true},
@@ -536,7 +537,7 @@ static void summaries_are_verified(void **state)
            "no exercise has passed yet: make exercise STAGE=03 N=1");
 }
 
-/* helpers.md: each wrong solution is a diff of the program's text, and (with FULL) verify prints what the table says. */
+/* helpers.md: each wrong solution is a diff of the program's text; with FULL verify prints what the table says. */
 static void wrong_solutions_are_reported(void **state)
 {
     char *text = read_file(SOURCE "/tools/workshop/helpers.md"), *rest = text;
