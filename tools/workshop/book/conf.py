@@ -387,7 +387,7 @@ for file in FILES:
         code_page(file)
     elif file.endswith("/DIFF.md"):
         diff_page(os.path.dirname(file))
-    elif file.endswith(".md") and not file.startswith(".github/"):
+    elif file.endswith(".md") and not file.startswith((".github/", "tools/workshop/slides/")):
         page_name = doc_of(file)
         page_text = played(linked((ROOT / file).read_text(), file, page_name), page_name)
         if EPUB and page_name == root_doc:
@@ -397,10 +397,12 @@ for file in FILES:
                 + tree("To play with", [f"play/{p}" for p in ("puzzles", "schedules", "memory", "planner", "timelines")]) \
                 + tree("Reference", ["The project <project>", "NOTATION", "Running <RUNNING>",
                                      "Building blocks <common/index>", "Tools <tools/index>",
-                                     "Workshop <tools/workshop/index>", "tools/workshop/instructors",
+                                     "Workshop <tools/workshop/index>",
                                      "GPU simulator <tools/simulator/index>", "Tokens <tools/data/index>",
                                      "Benchmarks <tests/bench/index>", "Tests <tests/index>",
                                      "CONTRIBUTING", "CHANGELOG"])
+        elif page_name == "tools/workshop/index":
+            page_text += tree("", ["run_sheet", "instructors", "helpers", "participants", "closing_project", "profiling"])
         elif page_name.removesuffix("/index") in CHAPTERS:
             page_text += chapter_tree(page_name.removesuffix("/index"))
         elif page_name.startswith("tests/") and page_name not in ("tests/index", "tests/bench/index"):
