@@ -194,6 +194,8 @@ void name_factor(char *text, size_t size, double scale, bool common)
     name_number(text, size, x, by_norm ? 65536 : 1, "the loss scale", "");
     name_number(text, size, x, x == scale && !common ? 2 : 1, "added twice", "");
     name_number(text, size, x, ranks > 1 ? ranks * accumulate : 1, "the number of ranks x accumulate", "");
+    name_number(text, size, x, ranks * ranks, "the number of ranks, squared", "");
+    name_number(text, size, x, accumulate * accumulate, "accumulate, squared", "");
     for (int i = 0; i < groups; i++)
         name_number(text, size, x, group[i].size * accumulate, "accumulate x the size of ", group[i].name);
     if (strstr(text, " (= "))
