@@ -543,21 +543,23 @@ static void wrong_solutions_are_reported(void **state)
     char *text = read_file(SOURCE "/tools/workshop/helpers.md"), *rest = text;
     char prints[200] = "", from[4000], to[4000];
     const char *program = NULL, *directory = NULL;
-    int solutions = 0, exercises = 0, stage;
+    int solutions = 0, exercises = 0, diffs = 0, stage;
 
     (void)state;
     from[0] = to[0] = 0;
     bool inside = false;
     for (char *line = strsep(&rest, "\n");; line = strsep(&rest, "\n")) {
         bool begins = !line || !strncmp(line, "**", 2) || !strncmp(line, "## ", 3);
-        if (begins && *prints && full_tests()) {        /* the solution before this line is complete */
+        if (begins && *prints)                          /* the solution before this line is complete */
+            assert_true(diffs > 0);
+        if (begins && *prints && full_tests()) {
             Result r = run("sh -c '" MAKE_SH "verify STAGE=%.2s EDITED=%s'", sanitize(), program, directory);
             if (!strstr(r.out, prints))
                 fail_msg("%s: a wrong solution does not print \"%s\", but\n%s", program, prints, r.out);
             result_free(r);
         }
         if (begins)
-            *prints = 0;
+            *prints = diffs = 0;
         if (!line)
             break;
         if (sscanf(line, "## %d.", &stage) == 1) {
@@ -569,7 +571,7 @@ static void wrong_solutions_are_reported(void **state)
             inside = true;
         } else if (inside && !strcmp(line, "```")) {
             replace(directory, from, to);
-            inside = false, from[0] = to[0] = 0;
+            inside = false, from[0] = to[0] = 0, diffs++;
         } else if (inside) {
             if (*line != '+')
                 snprintf(from + strlen(from), sizeof from - strlen(from), "%s\n", *line ? line + 1 : line);

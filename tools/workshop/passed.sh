@@ -101,7 +101,7 @@ for file in "$from"/*.txt; do
         if says=$(rebuild "$exercise" "$patch" "$solution" "$hash") && says=$(verify "$exercise" "$solution" "$hash") &&
             [ "$says" = ok ]; then
             passed=$((passed + 1)) attempts=$((attempts + tries))
-            [ "$(grep -c '^[+]' "$patch")" -le 4 ] || echo "$exercise-$hash $who" >>"$work/texts"
+            [ "$(grep -c '^[+]' "$patch")" -le 4 ] || printf '%s\t%s\n' "$exercise-$hash" "$who" >>"$work/texts"
         else
             echo "  $exercise, from commit $commit: $says" >>"$work/notes"
         fi
@@ -115,6 +115,6 @@ for file in "$from"/*.txt; do
 done
 echo "$summaries summaries, $(ls "$work/verified" | wc -l) different solutions$(
     [ -z "$minimum" ] || echo ", $enough with $minimum exercises or more")"
-[ ! -e "$work/texts" ] || sort "$work/texts" | awk '
+[ ! -e "$work/texts" ] || sort "$work/texts" | awk -F '\t' '
     {who[$1] = who[$1] (who[$1] ? ", " : "") $2; count[$1]++}
     END {for (t in who) if (count[t] > 1) print substr(t, 1, index(t, "-") - 1) ": the same text from " who[t]}' | sort

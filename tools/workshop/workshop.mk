@@ -39,7 +39,7 @@ edited: known-stage deps-run
 	@test -d $(EDITED) || { echo "there is no $(EDITED); make it: make exercise STAGE=$(NUMBER) N=$(N)"; exit 2; }
 verify: $(if $(filter 00,$(NUMBER)),verify-collectives,verify-training)	## compare a train.c that you changed with 01: STAGE=05 NP=4 ARGS="..."; N=1: exercise 1; FULL=1: more cases
 verify-training: edited
-	@test -x $(BUILD)/cpu64/verify || echo "building the programs in float64, once: about a minute on two cores"
+	@test -f $(BUILD)/cpu64/libown.a || echo "building the programs in float64, once: about a minute on two cores"
 	@$(MAKE) --no-print-directory $(patsubst %,$(BUILD)/cpu64/%,$(if $(filter 12,$(NUMBER)),12_llama, \
 		01_single_gpu 10_expert_parallel) verify $(DIAGNOSE) libown.a) >/dev/null
 	@mkdir -p $(BUILD)/verify

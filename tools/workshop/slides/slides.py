@@ -7,7 +7,8 @@ figure of the project, so no slide has a copy of a number:
   {moment 2}                 one of the script's five moments: the question; the right answer comes with the next key
   {exercise 03.1}            title, minutes, task and commands
   {command b}                a command of the instructor's table, and what it prints
-  {quiz 1 5}                 questions 1 to 5 of the quiz; the answers come with the next key
+  {quiz 1 5}                 questions 1 to 5 of the quiz
+  {answers 1 5}              the same, each answer with the next key
 markdown-it, which renders the Markdown, comes with MyST, which make book needs."""
 import base64
 import html
@@ -92,18 +93,23 @@ def command(letter):
     return f"<pre>{html.escape(line)}\n\n...  {html.escape(prints)}  ...</pre>"
 
 
-def quiz(first, last):
+def quiz(first, last, told=False):
     text = find(r"^## The quiz\n.*?^## ", read("tools/workshop/instructors.md"), "quiz")[0]
     questions, answers = text.split("<details>")
 
     def of(block, i):
         return " ".join(find(rf"^{i}\. (.*?)(?=^\d+\. |\Z|^\n|^</details>)", block, f"question {i}")[1].split())
-    items = "".join(f"{i}. {of(questions, i)}\n\n   <div class='answer'>{markdown.renderInline(of(answers, i))}</div>\n\n"
+    answer = "\n\n   <div class='answer'>{}</div>"
+    items = "".join(f"{i}. {of(questions, i)}{answer.format(markdown.renderInline(of(answers, i))) * told}\n\n"
                     for i in range(int(first), int(last) + 1))
-    return ["<h1>Quiz</h1>" + render(items)]
+    return [f"<h1>Quiz{': answers' * told}</h1>" + render(items)]
 
 
-MAKERS = {"part": part, "predict": predict, "moment": moment, "exercise": exercise, "quiz": quiz}
+def answers(first, last):
+    return quiz(first, last, True)
+
+
+MAKERS = {"part": part, "predict": predict, "moment": moment, "exercise": exercise, "quiz": quiz, "answers": answers}
 
 
 def slides(source):
