@@ -481,8 +481,8 @@ static void attempts_are_counted(void **state)
     run_well("grep -q '^+tried$' build/exercise/passed/05.1");
 }
 
-/* Twenty participants hand in what make passed wrote: eight have solved two exercises, four one; one claims a wrong
- * solution, and seven files were edited, cut off or are none. Without FULL only these seven, which need no verify. */
+/* Twenty-one participants hand in what make passed wrote: eight have solved two exercises, four one; one claims a wrong
+ * solution, and eight files were edited, cut off or are none. Without FULL only these eight, which need no verify. */
 static void summaries_are_verified(void **state)
 {
     static const char *const script =
@@ -502,8 +502,9 @@ static void summaries_are_verified(void **state)
         "for i in 1 2 3 4 5 6 7 8; do hand both $i; done\n"
         "for i in 9 10 11 12 14 15 16 17 18 19 20; do hand one $i; done\n"
         "sed -i 's|comm_size(dp));|comm_size(world));|' 14.txt\n"
-        "sed -i 's/^sha256 ..../sha256 0000/' 15.txt\n"
-        "sed -i '$d' 16.txt; echo hello >17.txt; sed -i 's/^exercise 03.1/exercise 03.9/' 18.txt\n"
+        "sed -i 's/^sha256 .*/sha256 .*/; s/^name .*/name pattern/' 15.txt\n"
+        "sed -i '$d' 16.txt; cp 14.txt many.txt; sed -i 's/^attempts .*/attempts many/' many.txt\n"
+        "echo hello >17.txt; sed -i 's/^exercise 03.1/exercise 03.9/' 18.txt\n"
         "sed -i 's|^-    const double scale|-    const float scale|' 19.txt\n"
         "sed -i 's|^\\(+++ .\\)/train.c|\\1/../../../train.c|; s|^\\(--- .\\)/train.c|\\1/../../../train.c|' 20.txt\n"
         "rm one.txt both.txt; cd ..\n";
@@ -520,15 +521,16 @@ static void summaries_are_verified(void **state)
            full_tests() ? "participant 8             2 passed,  4 attempts\n|"
                           "participant 12            1 passed,  2 attempts, 1 to go|"
                           "wrong                     1 passed,  2 attempts, 1 to go\n  03.1, from commit none: "
-                          "fails: WRONG|20 summaries, 3 different solutions, 8 with 2 exercises or more"
+                          "fails: WRONG|21 summaries, 3 different solutions, 8 with 2 exercises or more"
                         : "14            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its hash is another|"
-                          "15            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its hash is another|"
+                          "14            0 passed,  0 attempts, 2 to go\n  the file is no summary of make passed|"
+                          "pattern                   0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its |"
                           "16            0 passed,  0 attempts, 2 to go\n  the file is no summary of make passed|"
                           "17.txt                    0 passed,  0 attempts, 2 to go\n  the file is no summary|"
                           "the exercise cannot be made here: 03_data_parallel has no exercise 9|"
                           "19            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its patch does not|"
                           "20            0 passed,  0 attempts, 2 to go\n  03.1, from commit none: its patch does not|"
-                          "7 summaries, 0 different solutions, 0 with 2 exercises or more");
+                          "8 summaries, 0 different solutions, 0 with 2 exercises or more");
     expect(run_in_copy("make passed CHECK=handed MINIMUM=many"), 2,
            "MINIMUM: expected a number of exercises, got 'many'");
     expect(run_in_copy("make passed CHECK=nowhere"), 2, "CHECK: there is no directory nowhere");

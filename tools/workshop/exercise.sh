@@ -8,13 +8,17 @@
 # diff that is out of date is an error. The first diff of an exercise gets the task as a comment, the others a mark. A
 # diff that only removes a comment that would give the answer gets no mark.
 set -eu
-# The user's changes, as a patch for the directory.
+# The user's changes, new files too, as a patch for the directory.
 changes_in() {
     for f in "$1"/*.[ch]; do
-        diff -u --label "a/${f##*/}" --label "b/${f##*/}" "$1/.as_made/${f##*/}" "$f" || true
+        name=${f##*/}
+        old=a/$name
+        [ -e "$1/.as_made/$name" ] || old=/dev/null
+        diff -uN --label "$old" --label "b/$name" "$1/.as_made/$name" "$f" || true
     done
 }
 if [ "$1" = --tried ]; then
+    [ -d "$4/.as_made" ] || { echo "$4 is of an earlier version, so no attempt counts: make it again"; exit; }
     changes=$(changes_in "$4")
     if [ -z "$changes" ]; then
         echo "nothing in $4 is changed yet, so this was no attempt"

@@ -80,7 +80,7 @@ static void compare_norms(const char *command, const Shape *s)
     read_column("m.csv", "grad_norm", large, OVERFLOW - 1);
     read_column("small.csv", "grad_norm", small, OVERFLOW - 1);
     for (int i = 0; i < OVERFLOW - 1 && !faults; i++)
-        if (!near(large[i], small[i], 0.05))
+        if (!near(large[i], small[i], 0.01))
             fault("step %d: the gradient norm is %.4g with a loss scale of %s, but %.4g with 65536: gradients are not "
                   "divided by the loss scale of their step", i + 1, large[i], i < 2 ? "1.4e6" : "2.8e6", small[i]);
 }
