@@ -19,6 +19,7 @@ do for [i=1:5] {
 }
 set label 6 "GB per GPU" at 80,STATS_records+0.75 center tc rgb "#333333"
 set label 7 "an H100 has 80 GB" at 80,-0.85 center tc rgb "#333333"
+set label 10 "chapter" at -2,-0.85 right tc rgb "#333333"
 set label 8 "in all" at 200,-0.85 right tc rgb "#333333"
 set label 9 "a step takes" at 232,-0.85 right tc rgb "#333333"
 set xrange [0:233]

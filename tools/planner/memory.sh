@@ -25,13 +25,13 @@ row() {
 
 row 03 "data parallelism" dp=64,zero=0
 row 01 "the same, recomputed" dp=64,zero=0,recompute=full
-row 07 "context parallelism" cp=8,dp=8,zero=0
+row 07 "context, over 8 GPUs" cp=8,dp=8,zero=0
 row 04 "ZeRO-1" dp=64,zero=1
 row 04 "ZeRO-2" dp=64,zero=2
 row 04 "ZeRO-3" dp=64,zero=3
-row 06 "pipeline parallelism" pp=8,dp=8,zero=0
-row 05 "tensor parallelism" tp=8,dp=8,zero=0
-row 09 "tensor and pipeline" tp=8,pp=8,zero=0
+row 06 "pipeline, over 8 GPUs" pp=8,dp=8,zero=0
+row 05 "tensor, over 8 GPUs" tp=8,dp=8,zero=0
+row 09 "tensor 8 x pipeline 8" tp=8,pp=8,zero=0
 
 case ${1-} in
 --check)
