@@ -371,8 +371,8 @@ static char context[200] = "00_collectives";
 
 static void name_case(const Collective *a, Comm *c, int64_t K)
 {
-    snprintf(context, sizeof context, "00_collectives: %s, %s, of %lld elements on %d ranks, root %d", a->name,
-             algorithm_name[a->algorithm], (long long)K, comm_size(c), root);
+    snprintf(context, sizeof context, "00_collectives: %s, %s, of %lld elements on %d rank%s, root %d", a->name,
+             algorithm_name[a->algorithm], (long long)K, comm_size(c), comm_size(c) == 1 ? "" : "s", root);
 }
 
 static int shard_of(int64_t i, int64_t K, int n)

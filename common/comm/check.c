@@ -26,7 +26,7 @@ void check_agreement(const Transfer *t, const char *name)
         sprintf(mine.operand + end, ", from rank %d", t->peer);
     if (t->op == ALL_REDUCE)
         strcpy(mine.operand + end, t->reduce == SUM ? ", SUM" : ", MAX");
-    snprintf(mine.name, sizeof mine.name, "%s", name);
+    snprintf(mine.name, sizeof mine.name, "%s", name ? name : "a tensor it lacks");
     comm_gather_host(t->comm, all, &mine, sizeof mine);
     for (const struct Call *b = all + 1; b < all + t->comm->size; b++)
         if (memcmp(a, b, offsetof(struct Call, name)))

@@ -115,7 +115,7 @@ static const Planted planted[] = {
     {"08_fused_kernels", "linear_backward_weight(gradients.embedding, NONE, logits, final)",
      "linear_backward_weight(gradients.embedding, NONE, logits, tensor_range(a->final, 0, rows))", 1,
      "--dtype bf16 --fuse cross-entropy", "--fuse cross-entropy --dtype fp32: WRONG|"
-     "1 of 35 gradients are wrong; the first, in the order of backward, is embedding"},
+     "1 of 35 gradients is wrong; the first, in the order of backward, is embedding"},
     /* a mask in forward only, for the same chunk and for later ones; ranks instead of chunks */
     {"07_context_parallel", "chunk(d->lse, i),\n                                     key == query);",
      "chunk(d->lse, i),\n                                     false);", 3, "--attention ring",
@@ -178,7 +178,7 @@ static const Planted planted[] = {
      "all wrong elements are zero, in shards of tensors: |does not own the shard that it updates (Placement.replica)"},
     /* experts: gradients summed over the wrong ranks; several owners; no gradient of the gates */
     {"10_expert_parallel", "comm_all_reduce(edp, tensor_range", "comm_all_reduce(dp, tensor_range", 4, "--ep 2",
-     "1 calls of all_reduce per step are made in group dp, but predict() has them in group edp|blocks.2.experts.0."
+     "1 call of all_reduce per step is made in group dp, but predict() has it in group edp|blocks.2.experts.0."
      "down_weight\n|the sum of the gradients of 2 experts: it was added up over ranks that hold different", true},
     {"10_expert_parallel", "at.expert_replica = comm_rank(edp)", "at.expert_replica = 0", 4, "--ep 2",
      "the squares of experts count 2 times"},

@@ -125,9 +125,11 @@ static void print_pieces(void)
             printed++;
         }
     if (more)
-        printf("and %d more tensors, each wrong in another way\n", more);
+        printf(more == 1 ? "and %d more tensor, wrong in another way\n"
+               : "and %d more tensors, each wrong in another way\n", more);
     if (rest && printed)
-        printf("the other %d tensors are wrong in no known way\n", rest);
+        printf(rest == 1 ? "the other %d tensor is wrong in no known way\n"
+               : "the other %d tensors are wrong in no known way\n", rest);
     free(text);
 }
 
@@ -312,8 +314,8 @@ static bool check_loss_and_norm(void)
 /* implied: a wrong loss explains that they are wrong. */
 static void print_count(int wrong, const Piece *first, bool implied)
 {
-    printf("%d of %d gradients are wrong%s; the first, in the order of backward, is %s\n", wrong, piece_count,
-           implied ? ", as the wrong loss implies" : "", first->name);
+    printf("%d of %d gradients %s wrong%s; the first, in the order of backward, is %s\n", wrong, piece_count,
+           wrong == 1 ? "is" : "are", implied ? ", as the wrong loss implies" : "", first->name);
 }
 
 static void print_common_factor(double scale)

@@ -437,7 +437,7 @@ static void print_summary(void)
     if (wasteful && !wrong && is_set("EXERCISE"))
         printf("the exercise is done when the costs are those of the project's program, too\n");
     if (wrong)
-        printf("%d of %d configurations are wrong", wrong, count);
+        printf("%d of %d configurations %s wrong", wrong, count, wrong == 1 ? "is" : "are");
     else
         printf("%d of %d configurations are correct", count, count);
     if (wasteful)

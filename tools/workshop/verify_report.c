@@ -6,6 +6,7 @@
 #include <string.h>
 #include <unistd.h>
 
+#include "../../common/base/print.h"
 #include "process.h"
 #include "verify_costs.h"
 
@@ -76,6 +77,11 @@ static bool read_traffic(Traffic *t, const char *line)
                   &t->expected_bytes) == 7;
 }
 
+static const char *calls_text(long long n)
+{
+    return format_text(n == 1 ? "%lld call" : "%lld calls", n);
+}
+
 /* Prints one rank's lines. Calls missing in one group, and as many too many in another, are made in the wrong one. */
 static void print_traffic(const Traffic *list, int count, const Shape *s)
 {
@@ -87,15 +93,17 @@ static void print_traffic(const Traffic *list, int count, const Shape *s)
         if (other < list + count && more < 0)
             continue;                                   /* said with the other */
         if (other < list + count)
-            fault("rank %d: %lld calls of %s per step are made in group %s, but predict() has them in group %s",
-                  t->rank, more, t->op, t->group, other->group);
+            fault("rank %d: %s of %s per step %s made in group %s, but predict() has %s in group %s", t->rank,
+                  calls_text(more), t->op, more == 1 ? "is" : "are", t->group, more == 1 ? "it" : "them",
+                  other->group);
         else if (more == 0)
-            fault("rank %d: the %lld calls of %s in group %s send %lld bytes, but predict() gives %lld: other tensors "
-                  "are sent", t->rank, t->calls, t->op, t->group, t->bytes, t->expected_bytes);
+            fault("rank %d: the %s of %s in group %s %s %lld bytes, but predict() gives %lld: other tensors are sent",
+                  t->rank, calls_text(t->calls), t->op, t->group, t->calls == 1 ? "sends" : "send", t->bytes,
+                  t->expected_bytes);
         else
-            fault("rank %d: %s in group %s is called %lld times per step, but predict() gives %lld: %lld %s%s",
-                  t->rank, t->op, t->group, t->calls, t->expected, llabs(more), more < 0 ? "missing" : "too many",
-                  count_name(llabs(more), s));
+            fault("rank %d: %s in group %s is called %lld time%s per step, but predict() gives %lld: %lld %s%s",
+                  t->rank, t->op, t->group, t->calls, t->calls == 1 ? "" : "s", t->expected, llabs(more),
+                  more < 0 ? "missing" : "too many", count_name(llabs(more), s));
     }
 }
 
