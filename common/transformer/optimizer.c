@@ -2,6 +2,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 #include "../comm/comm.h"
 #include "../base/device.h"
@@ -94,11 +95,15 @@ typedef struct {
 
 static uint64_t hash_of(uint64_t hash, Tensor t)
 {
-    unsigned char *host = host_alloc(tensor_bytes(t), "--check");
+    const int64_t bytes = tensor_bytes(t);
+    char *host = host_alloc(bytes, "--check");
 
-    device_download(host, t.data, tensor_bytes(t));
-    for (int64_t i = 0; i < tensor_bytes(t); i++)
-        hash = (hash ^ host[i]) * 1099511628211u;               /* FNV-1a */
+    device_download(host, t.data, bytes);
+    for (int64_t i = 0; i < bytes; i += sizeof hash) {          /* FNV-1a, eight bytes at a time */
+        uint64_t word = 0;
+        memcpy(&word, host + i, bytes - i < (int64_t)sizeof word ? bytes - i : (int64_t)sizeof word);
+        hash = (hash ^ word) * 1099511628211u;
+    }
     free(host);
     return hash;
 }
