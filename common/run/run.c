@@ -333,8 +333,9 @@ static void check_same(int step, StepResult mine, const char *of)
     for (int r = 1; r < comm_size(world); r++)
         for (int k = 0; k < 2; k++)
             if (memcmp((const char *)&all[r][k], (const char *)&all[0][k], sizeof(double)))     /* NaN equals NaN */
-                fail("step %d: the %s%s is %.10g on rank 0, but %.10g on rank %d: add the ranks' partial sums "
-                     "(comm_sum)", step, of, k ? "gradient norm" : "loss", all[0][k], all[r][k], r);
+                fail("step %d: the %s%s is %.10g on rank 0, but %.10g on rank %d, and must be the same: is a sum "
+                     "over the ranks missing (comm_sum, comm_all_reduce)?", step, of, k ? "gradient norm" : "loss",
+                     all[0][k], all[r][k], r);
     free(all);
 }
 

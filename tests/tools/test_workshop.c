@@ -99,12 +99,12 @@ static const Planted planted[] = {
      "all_reduce of gradients in group replicas: element 0 was written to before comm_wait"},
     /* a norm over the local shard alone */
     {"04_zero", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 3, "--zero 2",
-     "the gradients are right, but their norm is|add the ranks' partial sums (comm_sum)", true},
+     "the gradients are right, but their norm is|is a sum over the ranks missing", true},
     {"05_tensor_parallel", "comm_sum(tp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 2,
-     "--recompute none", "add the ranks' partial sums (comm_sum)"},
+     "--recompute none", "is a sum over the ranks missing"},
     /* a norm that is right on rank 0 alone; no clipping */
     {"03_data_parallel", "comm_sum(dp, gradient_square_sum(&optimizer))", "gradient_square_sum(&optimizer)", 0, "",
-     "but 0 on rank 1: add the ranks' partial sums (comm_sum)|5 of 5 configurations are wrong"},
+     "but 0 on rank 1, and must be the same|5 of 5 configurations are wrong"},
     {"03_data_parallel", "clip_scale(norm)", "1", 2, "--sync naive", "step 2: the loss is"},
     /* 2-byte weights that are never filled, or never updated; mistakes that only --dtype fp32 shows */
     {"02_mixed_precision", "tensor_convert(params.buffer, master)", "tensor_convert(master, params.buffer)", 1,

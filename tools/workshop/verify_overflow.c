@@ -99,8 +99,9 @@ static void compare_resumed(void)
             const double right = all[OF_OVERFLOW - LATER + i];
             if (!near(resumed[i], right, 1e-9) && isfinite(right))
                 fault("step %d: the %s is %.10g, but %.10g in a run that was resumed after steps 3, 4 and 5: the "
-                      "skipped step changed weights, or the checkpoint lacks a number, such as the clean steps so far "
-                      "(run_register_state)", OF_OVERFLOW - LATER + i + 1, columns[k], right, resumed[i]);
+                      "skipped step changed weights, forward read weights from before an update, or the checkpoint "
+                      "lacks a number, such as the clean steps so far (run_register_state)",
+                      OF_OVERFLOW - LATER + i + 1, columns[k], right, resumed[i]);
         }
     }
 }
