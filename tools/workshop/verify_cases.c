@@ -105,6 +105,7 @@ const Case cases[] = {
     {"10_expert_parallel", "--ep 1 --seq 20 --span 10 --top-k 3 --capacity 1.6 --recompute selective", 2, 0, SANITIZED},
     {"11_five_dimensions", "--dtype fp32 --tp 2 --cp 2 --pp 2 --ep 2 --span 3 --accumulate 2", 8},
     {"11_five_dimensions", "--dtype fp32 --pp 2 --ep 2 --accumulate 2", 4},
+    {"11_five_dimensions", "--dtype fp32 --tp 2 --pp 2 --zero 0 --span 3 --accumulate 2", 4},
     {"11_five_dimensions", "--dtype fp32 --tp 2 --ep 2 --span 12 --recompute full", 4, .kind = FULL},
     {"11_five_dimensions", "--dtype fp32 --cp 2 --ep 3 --span 6 --zero 0 --layers 2 --accumulate 3", 6},
     {"11_five_dimensions", "--dtype fp32 --cp 2 --layers 1 --heads 2 --seq 1040 --accumulate 1 --span 52", 2, 0, LONG},
