@@ -38,7 +38,7 @@ mkdir "$work/verified"
 
 # split FILE DIR: a file per exercise in DIR: its patch, and beside it .fields: attempts, commit, hash.
 split() {
-    awk -v dir="$2" '
+    tr -d '\r' <"$1" | awk -v dir="$2" '
         NR == 1 && $0 != "ultrascale.c: exercises passed" {exit}
         ended {ended = 2; exit}
         /^exercise [0-9][0-9][.][0-9]+$/ {file = dir "/" $2; fields = ""; lines = 0; printf "" >file; next}
@@ -51,7 +51,7 @@ split() {
         }
         $0 == "end" {ended = 1; next}
         file {print >file}
-        END {exit ended != 1 || !file}' "$1"
+        END {exit ended != 1 || !file}'
 }
 
 # rebuild EXERCISE PATCH DIR HASH: makes the exercise in DIR and applies the patch; says what is wrong.
@@ -62,7 +62,7 @@ rebuild() {
         return 1
     }
     (cd "$3" && git apply "$2" 2>"$work/apply") || { echo "its patch does not fit this version"; return 1; }
-    [ "$(cat "$3"/*.[ch] | sha256sum)" = "$4  -" ] || { echo "its hash is another solution's"; return 1; }
+    [ "$(cat "$3"/*.[ch] | sha256sum)" = "$4  -" ] || { echo "its patch or hash was edited"; return 1; }
 }
 
 # verify EXERCISE DIR HASH: prints ok, or what make verify says; runs once for equal solutions.
@@ -83,13 +83,13 @@ verify() {
 
 summaries=0 enough=0
 for file in "$from"/*.txt; do
-    summaries=$((summaries + 1)) who=$(sed -n '2s/^name //p' "$file") passed=0 attempts=0
+    summaries=$((summaries + 1)) who=$(tr -d '\r' <"$file" | sed -n '2s/^name //p') passed=0 attempts=0
     who=${who:-$(basename "$file")}
     : >"$work/notes"
     rm -rf "$work/one"
     mkdir "$work/one"
     if ! split "$file" "$work/one"; then
-        echo "  the file is no summary of make passed, or is cut off" >"$work/notes"
+        echo "  $(basename "$file") is no summary of make passed, or is cut off" >"$work/notes"
         rm -f "$work/one"/*
     fi
     for fields in "$work/one"/*.fields; do

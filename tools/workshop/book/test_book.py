@@ -445,11 +445,15 @@ def test_slides(b):
         return [at, !!a && getComputedStyle(a).visibility === "visible"]"""
     body = b.find_element("tag name", "body")
     for key, want in [(Keys.HOME, [0, False])] + [(Keys.ARROW_RIGHT, [i, False]) for i in range(1, first + 1)] + \
-            [(" ", [first, True]), (Keys.ARROW_LEFT, [first - 1, False]), (Keys.END, [count - 1, False])]:
+            [(" ", [first, True]), (Keys.ARROW_LEFT, [first - 1, False]), ("12" + Keys.ENTER, [11, False]),
+             (Keys.END, [count - 1, False])]:
         body.send_keys(key)
         expect(b.execute_script(shown) == want, f"slides: a key leads to {b.execute_script(shown)}, expected {want}")
     b.refresh()
     expect(b.execute_script(shown)[0] == count - 1, "slides: a reload turns back")
+    b.execute_script("location.hash = '#3'")
+    expect(b.execute_script("return new Promise((r) => setTimeout(() => r(at), 200))") == 2, "slides: an address leads nowhere")
+    expect(len((ROOT / "build/slides/contents.txt").read_text().splitlines()) == count, "slides: contents.txt lacks some")
     pdf = base64.b64decode(b.execute_cdp_cmd("Page.printToPDF", {"preferCSSPageSize": True, "printBackground": True})["data"])
     pages = len(re.findall(rb"/Type\s*/Page\b", pdf))
     expect(pages == count, f"slides: {count} slides print on {pages} pages")

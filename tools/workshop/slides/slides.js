@@ -1,7 +1,7 @@
-// Turns the slides: right, space or a click goes on and shows a slide's answers one by one; left goes back. The address
-// ends with the slide's number, so a reload stays there.
+// Turns the slides: right, space or a click goes on and shows a slide's answers one by one; left goes back; a number and
+// Enter lead to this slide. The address ends with the slide's number, so a reload stays there.
 const slides = [...document.querySelectorAll("section")];
-let at = 0;
+let at = 0, digits = "";
 
 function show(i) {
     at = Math.max(0, Math.min(i, slides.length - 1));
@@ -23,13 +23,17 @@ function fit() {
 
 document.addEventListener("keydown", event => {
     const act = {ArrowRight: on, PageDown: on, " ": on, ArrowLeft: () => show(at - 1), PageUp: () => show(at - 1),
-                 Home: () => show(0), End: () => show(slides.length - 1)}[event.key];
+                 Home: () => show(0), End: () => show(slides.length - 1),
+                 Enter: () => show(digits ? digits - 1 : at)}[event.key];
     if (act) {
         act();
         event.preventDefault();
     }
+    digits = /^\d$/.test(event.key) ? digits + event.key : "";
 });
 document.addEventListener("click", on);
 addEventListener("resize", fit);
 fit();
-show((parseInt(location.hash.slice(1)) || 1) - 1);
+const addressed = () => show((parseInt(location.hash.slice(1)) || 1) - 1);
+addEventListener("hashchange", addressed);
+addressed();

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""slides.py OUT.html: the workshop's slides, from slides.md beside this file. A line in braces stands for text or a
+"""slides.py DIR/slides.html: the workshop's slides, from slides.md beside this file, and DIR/contents.txt. A line in braces stands for text or a
 figure of the project, so no slide has a copy of a number:
   {part 03}                  the chapter's title, its first figure, and what people can do afterwards
   {figure 03_x/name.svg}     a figure
@@ -141,4 +141,8 @@ if __name__ == "__main__":
 <script>
 {(HERE / "slides.js").read_text()}</script></body></html>
 """)
-    print(f"{len(pages)} slides are in {sys.argv[1]}: arrow keys turn them, printing makes a PDF")
+    titles = [re.sub("<.*?>", "", find("<h1>(.*?)</h1>", page, "title")[1]) for page in pages]
+    contents = Path(sys.argv[1]).with_name("contents.txt")
+    contents.write_text("".join(f"{i:3}  {html.unescape(title)}\n" for i, title in enumerate(titles, 1)))
+    print(f"{len(pages)} slides are in {sys.argv[1]}: arrow keys turn them, a number and Enter lead to one ({contents} "
+          "lists them), printing makes a PDF")
