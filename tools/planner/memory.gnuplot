@@ -1,13 +1,13 @@
 # What a GPU stores with each technique (memory.sh). rows: name, GB of parameters, gradients, optimizer states,
 # activations and buffers, GB in all, seconds of a step.
 stats work."/rows" using 2 nooutput
-set terminal svg size 960,112+34*STATS_records enhanced font "sans-serif,14" background "white"
+set terminal svg size 960,100+34*STATS_records enhanced font "sans-serif,14" background "white"
 set output svg
 set border 2 lc rgb "#666666"
 set lmargin 27
 set rmargin 1
 set tmargin 4.2
-set bmargin 3.4
+set bmargin 2.6
 set tics nomirror textcolor rgb "#333333" scale 0
 set xtics 0,20,160 format "%g" scale 0.5
 color(i) = word("#0072b2 #e69f00 #cc79a7 #009e73 #d55e00", i)
@@ -17,7 +17,7 @@ do for [i=1:5] {
     set label i word("parameters gradients optimizer activations buffers", i).(i == 3 ? " states" : "") \
         at screen x+0.02,0.95 tc rgb "#333333"
 }
-set label 6 "GB per GPU" at 80,STATS_records+0.75 center tc rgb "#333333"
+set label 6 "GB per GPU" at 80,STATS_records+1 center tc rgb "#333333"
 set label 7 "an H100 has 80 GB" at 80,-0.85 center tc rgb "#333333"
 set label 10 "chapter" at -2,-0.85 right tc rgb "#333333"
 set label 8 "in all" at 200,-0.85 right tc rgb "#333333"

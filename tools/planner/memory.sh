@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws what the first page asks: what each technique makes of the 128 GB of Llama 3 8B, on 64 H100s.
+# Draws what the first page asks: what four techniques make of the 128 GB of Llama 3 8B, on 64 H100s.
 #   memory.sh            draws memory.svg (needs gnuplot)
 #   memory.sh --check    fails if memory.svg lacks a number that the planner says now
 set -eu
@@ -24,10 +24,6 @@ row() {
 }
 
 row 03 "data parallelism" dp=64,zero=0
-row 01 "the same, recomputed" dp=64,zero=0,recompute=full
-row 07 "context, over 8 GPUs" cp=8,dp=8,zero=0
-row 04 "ZeRO-1" dp=64,zero=1
-row 04 "ZeRO-2" dp=64,zero=2
 row 04 "ZeRO-3" dp=64,zero=3
 row 06 "pipeline, over 8 GPUs" pp=8,dp=8,zero=0
 row 05 "tensor, over 8 GPUs" tp=8,dp=8,zero=0
