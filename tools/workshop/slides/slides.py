@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
-"""slides.py DIR/slides.html: the workshop's slides, from slides.md beside this file, and DIR/contents.txt. A line in braces stands for text or a
-figure of the project, so no slide has a copy of a number:
+"""slides.py DIR/slides.html: the workshop's slides, from slides.md beside this file, and DIR/contents.txt, which lists
+them. A line in braces stands for text or a figure of the project, so no slide has a copy of a number:
   {part 03}                  the chapter's title, its first figure, and what people can do afterwards
   {figure 03_x/name.svg}     a figure
   {predict 03 1}             a chapter's first question "Predict"; the answer comes with the next key
