@@ -1,12 +1,12 @@
 # What a GPU stores with each technique (memory.sh). rows: name, GB of parameters, gradients, optimizer states,
 # activations and buffers, GB in all, seconds of a step.
 stats work."/rows" using 2 nooutput
-set terminal svg size 960,100+34*STATS_records enhanced font "sans-serif,14" background "white"
+set terminal svg size 960,82+34*STATS_records enhanced font "sans-serif,14" background "white"
 set output svg
 set border 2 lc rgb "#666666"
 set lmargin 27
 set rmargin 1
-set tmargin 4.2
+set tmargin 3.2
 set bmargin 2.6
 set tics nomirror textcolor rgb "#333333" scale 0
 set xtics 0,20,160 format "%g" scale 0.5
@@ -27,7 +27,7 @@ set yrange [STATS_records-0.5:-0.5]
 set style fill solid 1 noborder
 set arrow 1 from 80,STATS_records-0.5 to 80,-0.6 nohead front dt (6,4) lw 1.5 lc rgb "#333333"
 left(i) = i == 1 ? 0 : sum [k=1:i-1] column(k+1)
-inside(i) = column(i+1) < 9 ? "" : sprintf("%.0f", column(i+1))
+inside(i) = column(i+1) < 4 ? "" : sprintf("%.0f", column(i+1))
 middle(i) = left(i) + (column(i+1) < 80 ? column(i+1)/2 : 22)
 plot for [i=1:5] work."/rows" using (0):0:(left(i)):(left(i)+column(i+1)):($0-0.36):($0+0.36):ytic(1) \
          with boxxyerror fs solid lc rgb color(i) notitle, \

@@ -1,7 +1,7 @@
 #!/bin/sh
-# Draws what the first page asks: what four techniques make of the 128 GB of Llama 3 8B, on 64 H100s.
+# Draws what the first page asks: what four techniques, alone and together, make of the 128 GB of Llama 3 8B on 64 GPUs.
 #   memory.sh            draws memory.svg (needs gnuplot)
-#   memory.sh --check    fails if memory.svg lacks a number that the planner says now
+#   memory.sh --check    fails if memory.svg lacks a number that the planner says now, or the first page one of these
 set -eu
 cd "$(dirname "$0")/../.."
 plan=${PLAN:-build/cpu/plan}
@@ -34,6 +34,16 @@ case ${1-} in
     cut -d '"' -f 4,6 "$work/rows" | tr '"' '\n' | while read -r label; do
         grep -qF -- ">$label<" "$svg" ||
             { echo "$svg: does not say \"$label\"; \"tools/workshop/figures.sh planner\" renews it"; exit 1; }
+    done
+    llama="$plan --model llama3-8b --batch 512K --state-bytes 16"
+    {
+        $llama --gpus 512 --explain tp=8,dp=64,zero=0 |
+            awk '/^  total .* s  / {printf "the 64 sequences, and the step takes %.1f s\n", $2}'
+        $llama --gpus 64 | tr '\n' ' ' |
+            sed -E 's/.*(by less than [0-9.]+%), (nine in ten by less than [0-9.]+%).*/\1, and \2/'
+        echo
+    } | while read -r words; do
+        tr -s '\n ' ' ' <README.md | grep -qF -- "$words" || { echo "README.md: does not say \"$words\""; exit 1; }
     done ;;
 *) gnuplot -e "work='$work'; svg='$svg'" tools/planner/memory.gnuplot && echo "drew $svg" ;;
 esac
