@@ -91,7 +91,8 @@ static void print_megatron(const Query *q, const Grid *g)
     const bool last = g->chunks == 1 && !even && first == g->pp - 1, mxfp8 = q->cluster.fp8 == MXFP8;
     const bool graph = m->experts && mxfp8 && q->cluster.framework == FOR_MEGATRON;
     const bool deep = has_deep_ep(g, &q->cluster);
-    const char *dispatcher = deep ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall";
+    const char *dispatcher = graph ? "flex --moe-flex-dispatcher-backend hybridep"
+                             : deep ? "flex --moe-flex-dispatcher-backend deepep" : "alltoall";
     column = printf("   Megatron-LM:");
     word(g->zero <= 1 && g->tp * g->cp > 1 && !hides_exchange(g, &q->cluster), "CUDA_DEVICE_MAX_CONNECTIONS=1");
     launcher(q);
@@ -106,8 +107,7 @@ static void print_megatron(const Query *q, const Grid *g)
     word(!m->tied, "--untie-embeddings-and-output-weights");
     word(m->experts, "--num-experts %d --moe-ffn-hidden-size %d", m->experts, m->expert_width);
     word(m->experts, "--moe-router-topk %d --moe-grouped-gemm", m->top_k);
-    word(m->experts, "--moe-token-dispatcher-type %s",
-         graph ? "flex --moe-flex-dispatcher-backend hybridep" : dispatcher);
+    word(m->experts, "--moe-token-dispatcher-type %s", dispatcher);
     word(graph, "--cuda-graph-impl full_iteration --no-check-for-nan-in-loss-and-grad --te-rng-tracker");
     word(graph, "--use-transformer-engine-op-fuser --moe-pad-experts-for-cuda-graph-inference");
     word(graph, "--moe-paged-stash --moe-expert-rank-capacity-factor 1.5");
@@ -151,14 +151,24 @@ static void print_megatron(const Query *q, const Grid *g)
     printf("\n");
 }
 
-/* The model's part of nanotron's configuration. */
-static void print_nanotron_model(const Query *q, const Grid *g)
+static void print_nanotron(const Query *q, const Grid *g)
 {
     const Model *m = &q->model;
     const char *dtype = q->cluster.stored == 2 ? "bfloat16" : "float32";
     const char *kind = g->cp > 1 || m->experts ? "is_qwen2_config" : "is_llama_config";
     const char *tied = m->tied ? "true" : "false";
 
+    column = printf("   nanotron:");
+    word(true, "CUDA_DEVICE_MAX_CONNECTIONS=1");
+    launcher(q);
+    word(true, "run_train.py --config-file config.yaml");
+    printf(", of which this is a fragment:\n"
+           "      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
+           "        pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: true,\n"
+           "        recompute_layer: %s}\n", g->dp, g->tp, g->pp, g->cp, g->ep, g->recompute ? "true" : "false");
+    printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: true}\n", g->zero > 1 ? 1 : g->zero);
+    printf("      tokens: {sequence_length: %d, micro_batch_size: %d, batch_accumulation_per_replica: %d}\n", m->seq,
+           g->micro_batch, g->accumulate);
     printf("      model: {dtype: %s, model_config: {%s: true,\n", dtype, kind);
     printf("        num_hidden_layers: %d, hidden_size: %d, intermediate_size: %d, num_attention_heads: %d,\n",
            m->layers, m->hidden, m->mlp, m->heads);
@@ -176,24 +186,6 @@ static void print_nanotron_model(const Query *q, const Grid *g)
         printf("]");
     }
     printf(m->experts ? "}}}" : "}}");
-}
-
-static void print_nanotron(const Query *q, const Grid *g)
-{
-    const Model *m = &q->model;
-
-    column = printf("   nanotron:");
-    word(true, "CUDA_DEVICE_MAX_CONNECTIONS=1");
-    launcher(q);
-    word(true, "run_train.py --config-file config.yaml");
-    printf(", of which this is a fragment:\n"
-           "      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
-           "        pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: true,\n"
-           "        recompute_layer: %s}\n", g->dp, g->tp, g->pp, g->cp, g->ep, g->recompute ? "true" : "false");
-    printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: true}\n", g->zero > 1 ? 1 : g->zero);
-    printf("      tokens: {sequence_length: %d, micro_batch_size: %d, batch_accumulation_per_replica: %d}\n", m->seq,
-           g->micro_batch, g->accumulate);
-    print_nanotron_model(q, g);
     lacks(g->zero > 1, format_text("ZeRO-%d: zero_stage is 0 or 1; plan with --zero \"<=1\"", g->zero));
     lacks(!m->gated, "an MLP of two matrices: its models are gated");
     lacks(q->cluster.fp8, "matmuls in fp8");
@@ -222,8 +214,7 @@ static const struct { const char *module; bool own; Model model; } titans[] = {
     {"qwen3", false, {"qwen3_30b_a3b", 48, 2048, 32, 4, 0, 151936, 40960, 128, 8, 768, .head_dim = 128, .gated = true}},
     {"gpt_oss", true, {"gpt_oss_20b", 24, 2880, 64, 8, 0, 201088, 131072, 32, 4, 2880, 0, 0, 64, .gated = true}},
     {"gpt_oss", true, {"gpt_oss_120b", 36, 2880, 64, 8, 0, 201088, 131072, 128, 4, 2880, 0, 0, 64, .gated = true}},
-    {"deepseek_v3", false, {"deepseek_v3_671b", 61, 7168, 128, 128, 18432, 129280, 16384, 256, 8, 2048, 1, 3, 192, 128,
-                            1536, 512, 64, .gated = true}},
+    {"deepseek_v3", false, {"deepseek_v3_671b", 61, 7168, 128, 128, 18432, 129280, 16384, 256, 8, 2048, 1, 3, LATENT}},
 };
 
 /* 0: the same sizes; else larger, the farther the number of parameters, and larger still, if the kind is another. */

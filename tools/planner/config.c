@@ -1,4 +1,4 @@
-#include "config.h"
+#include "machines.h"
 
 #include <cjson/cJSON.h>
 #include <errno.h>
@@ -46,18 +46,14 @@ static const char *text_of(const cJSON *item)
  */
 static const Model types[] = {
     {"bloom", 2, 64, 8, 0, 0, 250880, 2048, .tied = true},
-    {"cohere", 40, 8192, 64, 0, 22528, 256000, 8192, .gated = true, .tied = true},
-    {"cohere2", 40, 8192, 64, 0, 22528, 256000, 8192, .gated = true, .tied = true},
-    {"deepseek_v2", 32, 4096, 32, 0, 11008, 102400, 2048, 64, 0, 1407, .shared = 2, .head_dim = 192, .value_dim = 128,
-     .q_rank = 1536, .kv_rank = 512, .rope_dim = 64, .gated = true},
-    {"deepseek_v3", 61, 7168, 128, 128, 18432, 129280, 4096, 256, 8, 2048, .shared = 1, .dense = 3, .head_dim = 192,
-     .value_dim = 128, .q_rank = 1536, .kv_rank = 512, .rope_dim = 64, .gated = true},
+    {"cohere|cohere2", 40, 8192, 64, 0, 22528, 256000, 8192, .gated = true, .tied = true},
+    {"deepseek_v2", 32, 4096, 32, 0, 11008, 102400, 2048, 64, 0, 1407, .shared = 2, LATENT},
+    {"deepseek_v3", 61, 7168, 128, 128, 18432, 129280, 4096, 256, 8, 2048, .shared = 1, .dense = 3, LATENT},
     {"falcon", 32, 4544, 71, 1, 0, 65024, 2048, .tied = true},
     {"gemma", 28, 3072, 16, 16, 24576, 256000, 8192, .head_dim = 256, .gated = true, .tied = true},
     {"gemma2", 26, 2304, 8, 4, 9216, 256000, 8192, .head_dim = 256, .gated = true, .tied = true},
     {"gemma3", 26, 2304, 8, 4, 9216, 262208, 131072, .head_dim = 256, .gated = true, .tied = true},
-    {"glm", 40, 4096, 32, 2, 13696, 151552, 131072, .head_dim = 128, .gated = true},
-    {"glm4", 40, 4096, 32, 2, 13696, 151552, 131072, .head_dim = 128, .gated = true},
+    {"glm|glm4", 40, 4096, 32, 2, 13696, 151552, 131072, .head_dim = 128, .gated = true},
     {"glm4_moe", 46, 4096, 96, 8, 10944, 151552, 131072, 128, 8, 1408, .shared = 1, .dense = 1, .gated = true},
     {"gpt2", 12, 768, 12, 0, 0, 50257, 1024, .tied = true},
     {"gpt_bigcode", 12, 768, 12, 1, 0, 50257, 1024, .tied = true},
@@ -65,8 +61,7 @@ static const Model types[] = {
     {"gpt_neox_moe", 44, 6144, 64, 0, 24576, 50432, 2048, 8, 2},
     {"gpt_oss", 36, 2880, 64, 8, 2880, 201088, 131072, 128, 4, .head_dim = 64, .gated = true},
     {"granite", 32, 4096, 32, 0, 11008, 32000, 2048, .gated = true},
-    {"kimi_k2", 61, 7168, 64, 64, 18432, 163840, 131072, 384, 8, 2048, .shared = 1, .dense = 1, .head_dim = 192,
-     .value_dim = 128, .q_rank = 1536, .kv_rank = 512, .rope_dim = 64, .gated = true},
+    {"kimi_k2", 61, 7168, 64, 64, 18432, 163840, 131072, 384, 8, 2048, .shared = 1, .dense = 1, LATENT},
     {"llama", 32, 4096, 32, 0, 11008, 32000, 2048, .gated = true},
     {"llama4", 48, 5120, 40, 8, 8192, 202048, 131072, 16, 1, .shared = 1, .head_dim = 128, .gated = true},
     {"mistral", 32, 4096, 32, 8, 14336, 32000, 131072, .gated = true},
@@ -74,17 +69,14 @@ static const Model types[] = {
     {"mixtral", 32, 4096, 32, 8, 14336, 32000, 131072, 8, 2, .gated = true},
     {"mllama", 40, 4096, 32, 8, 14336, 128256, 131072, .gated = true},
     {"nemotron", 32, 6144, 48, 0, 24576, 256000, 4096},
-    {"olmo", 32, 4096, 32, 0, 11008, 50304, 2048, .gated = true},
-    {"olmo2", 32, 4096, 32, 0, 11008, 50304, 2048, .gated = true},
-    {"olmo3", 32, 4096, 32, 0, 11008, 50304, 2048, .gated = true},
+    {"olmo|olmo2|olmo3", 32, 4096, 32, 0, 11008, 50304, 2048, .gated = true},
     {"olmoe", 16, 2048, 16, 0, 2048, 50304, 4096, 64, 8, .gated = true},
     {"phi", 24, 2048, 32, 0, 8192, 51200, 2048},
     {"phi3", 32, 3072, 32, 0, 8192, 32064, 4096, .gated = true},
     {"phimoe", 32, 4096, 32, 8, 6400, 32064, 131072, 16, 2, .gated = true},
     {"qwen2", 32, 4096, 32, 32, 22016, 151936, 32768, .gated = true},
     {"qwen2_moe", 24, 2048, 16, 16, 5632, 151936, 32768, 60, 4, 1408, .shared = 4, .gated = true},
-    {"qwen2_vl", 80, 8192, 64, 8, 29568, 152064, 32768, .gated = true},
-    {"qwen2_5_vl", 80, 8192, 64, 8, 29568, 152064, 32768, .gated = true},
+    {"qwen2_vl|qwen2_5_vl", 80, 8192, 64, 8, 29568, 152064, 32768, .gated = true},
     {"qwen3", 32, 4096, 32, 32, 22016, 151936, 32768, .head_dim = 128, .gated = true},
     {"qwen3_moe", 24, 2048, 32, 4, 6144, 151936, 32768, 128, 8, 768, .gated = true},
     {"qwen3_vl", 32, 4096, 32, 32, 22016, 151936, 128000, .head_dim = 128, .gated = true},
@@ -153,9 +145,11 @@ static Model type_named(const char *file, const cJSON *item)
 {
     const char *names = types[0].name, *type = cJSON_IsString(item) ? item->valuestring : "";
     const size_t n = strlen(type) - strlen(strstr(type, "_text") ? strstr(type, "_text") : "");
+    char word[64];
 
+    snprintf(word, sizeof word, "|%.*s|", (int)n, type);
     for (int i = 0; i < TYPES; i++)
-        if (strlen(types[i].name) == n && !strncmp(types[i].name, type, n))
+        if (strstr(format_text("|%s|", types[i].name), word))
             return types[i];
     for (int i = 1; i < TYPES; i++)
         names = format_text("%s|%s", names, types[i].name);

@@ -3,7 +3,6 @@
 #include <math.h>
 #include <string.h>
 
-#include "../../common/base/print.h"
 #include "../../common/base/tensor.h"
 #include "../../11_five_dimensions/formulas.h"
 
@@ -121,22 +120,9 @@ double active_parameters(const Model *m)
     return model_parameters(m) - m->layers * (block_matrices(m, m->experts) - block_matrices(m, m->top_k));
 }
 
-static double attention_width(const Model *m)
-{
-    return (query_width(m) + value_width(m)) / 2;
-}
-
 double model_flops(const Model *m)
 {
-    return 6 * active_parameters(m) + 12.0 * m->layers * attention_width(m) * m->seq;
-}
-
-/* Of a block's matmuls, the fraction of experts' FLOPs. */
-static double expert_share(const Model *m)
-{
-    const double slots = m->capacity * m->top_k;
-
-    return m->experts ? 1 - block_matrices(m, 0) / block_matrices(m, slots) : 0;
+    return 6 * (active_parameters(m) + m->layers * attention_flops(m, 1, FORWARD));
 }
 
 double matrix_flops(const Model *m, double tokens, Pass pass)
@@ -146,17 +132,12 @@ double matrix_flops(const Model *m, double tokens, Pass pass)
 
 double attention_flops(const Model *m, double tokens, Pass pass)        /* QK and PV; backward: five such products */
 {
-    return (pass == FORWARD ? 2 : 5) * tokens * attention_width(m) * m->seq;
+    return (pass == FORWARD ? 2 : 5) * tokens * (query_width(m) + value_width(m)) / 2 * m->seq;
 }
 
 double head_flops(const Model *m, double tokens)
 {
     return 6 * tokens * m->hidden * m->vocab;
-}
-
-double grid_tokens(const Model *m, const Grid *g)
-{
-    return (double)g->micro_batch * g->accumulate * g->dp * m->seq;
 }
 
 void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages)
@@ -166,23 +147,19 @@ void grid_stages(const Model *m, const Grid *g, const Cluster *c, Stage *stages)
     const double all = L * cost + embedding;
     const double head = c->framework == FOR_09 ? m->vocab / (12.0 * m->hidden + 2.0 * m->seq)
                         : L % p || c->framework == FOR_TORCHTITAN ? embedding / cost : 0;       /* in blocks */
+    const bool by_cost = c->framework == FOR_NANOTRON;
     double so_far = 0;
-    int at = 0, first = 0;
+    int at = by_cost ? 0 : p - 1, first = 0;
 
     memset(stages, 0, p * sizeof *stages);
-    stages[0].embeddings = 1;
-    for (int i = 0; i < p && c->framework != FOR_NANOTRON; i++)
+    for (int i = 0; i < p && !by_cost; i++)
         stages[i].layers = range_split_last(L, head, i, p).count;
-    for (int i = 0; i <= L && c->framework == FOR_NANOTRON; i++) {      /* the head comes after the blocks */
+    for (int i = 0; i <= L && by_cost; i++) {           /* the head comes after the blocks */
         so_far += i < L ? cost : embedding;
         at += at < p - 1 && so_far > all * (at + 1) / p;
-        if (i < L)
-            stages[at].layers++;
-        else
-            stages[at].heads = 1;
+        stages[at].layers += i < L;
     }
-    if (c->framework != FOR_NANOTRON)
-        stages[p - 1].heads = 1;
+    stages[0].embeddings = stages[at].heads = 1;
     for (int i = 0; i < p; first += stages[i++].layers) {
         Stage *s = &stages[i];
         const int matrices = s->embeddings + s->heads;
@@ -211,14 +188,6 @@ int64_t grid_span(const Model *m, const Grid *g)
     return G;
 }
 
-/* Elements of latent attention's matrices that expand the lower rank to all heads; recomputed selectively. */
-static double up_projections(const Model *m)
-{
-    const double q = query_width(m);
-
-    return m->q_rank ? m->q_rank * q + m->kv_rank * (q - (double)m->heads * m->rope_dim + value_width(m)) : 0;
-}
-
 /* Heads of keys and values on all t ranks together: each has one at least, even if there are fewer (Megatron-LM). */
 static double key_heads(const Model *m, const Grid *g)
 {
@@ -229,8 +198,11 @@ static double key_heads(const Model *m, const Grid *g)
  * attention: in bf16 the inputs of two norms and of the matmuls behind them; q, k, v and attention's output; of the MLP
  * gate, up and down's input; a slot of an expert also has an input of its own, on each of its etp ranks (they weigh the
  * slots before its last matmul). Recomputed selectively: without the outputs of norms and activations, and of latent
- * attention without q, k and v, only their lower rank. Recomputed: the block's input. */
-static double saved_bytes(const Model *m, const Grid *g, const Cluster *c, int recompute)
+ * attention without q, k and v, only their lower rank. Recomputed: the block's input.
+ *
+ * In fp8 Megatron-LM saves one of the two bytes of matmuls' inputs. But attention saves its output in bf16, and the
+ * next matmul has it in fp8. Weights take two bytes, too: in rows and in columns. */
+static double saved_bytes(const Model *m, const Grid *g, const Cluster *c, int recompute, bool fp8)
 {
     const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0, inner = recompute ? 2 : 3;
     const double width = m->experts ? (slots + m->shared) * m->expert_width : m->mlp;
@@ -242,20 +214,9 @@ static double saved_bytes(const Model *m, const Grid *g, const Cluster *c, int r
     if (c->framework == FOR_NANOTRON)
         return 34 * h + 6 * width + 4 * slots * h;
     const double scores = c->framework == FOR_MEGATRON_2022 && !recompute ? 2 * h + 5.0 * m->heads * m->seq : 0;
+    const double less = fp8 && is_megatron(c) ? g->etp * slots * h - v + (recompute ? 0 : 2 * h + width) : 0;
     return scores + (recompute ? 4 : 8) * h + 2 * (qkv + v) + 2 * g->etp * slots * h
-           + 2 * width * (m->gated ? inner : inner - 1);
-}
-
-/* How many of these Megatron-LM does not save in fp8: one of the two bytes of matmuls' inputs. But attention saves its
- * output in bf16, and the next matmul has it in fp8. Weights take two bytes, too: in rows and in columns. */
-static double saving_of_fp8(const Model *m, const Grid *g, const Cluster *c)
-{
-    const double h = m->hidden, slots = m->experts ? m->capacity * m->top_k : 0;
-    const double width = m->experts ? (slots + m->shared) * m->expert_width : m->mlp;
-
-    if (!is_megatron(c) || !c->fp8 || g->recompute == FULL_RECOMPUTATION)
-        return 0;
-    return g->etp * slots * h - value_width(m) + (g->recompute ? 0 : 2 * h + width);
+           + 2 * width * (m->gated ? inner : inner - 1) - less;
 }
 
 /* Elements per token that a block quantizes for its matmuls in fp8: their inputs, and gradients of their outputs. */
@@ -288,9 +249,8 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
 {
     const double h = m->hidden, t = g->tp, tokens = local_tokens(m, g), kept = in_flight(g, c, i) * s->layers;
     const double gathers = c->published && g->pp == 1 && g->tp > 1 ? 4 * h : 0;
-    const double block = saved_bytes(m, g, c, NO_RECOMPUTATION) / t + gathers;
-    const double saved = kept * ((saved_bytes(m, g, c, g->recompute) - saving_of_fp8(m, g, c)) / t
-                                 + (g->recompute ? 0 : gathers))
+    const double block = saved_bytes(m, g, c, NO_RECOMPUTATION, false) / t + gathers;
+    const double saved = kept * (saved_bytes(m, g, c, g->recompute, c->fp8) / t + (g->recompute ? 0 : gathers))
                          + (g->recompute == FULL_RECOMPUTATION ? block : 0);
     const double width = c->stored / 2.0;               /* of activations, over that of bf16 */
     const double logits = s->heads * 6.0 * m->vocab / t / (c->framework == FOR_TORCHTITAN ? 8 : 1);
@@ -312,58 +272,45 @@ static Memory memory_by_formula(const Model *m, const Grid *g, const Cluster *c,
     return memory;
 }
 
-/* The last replica and the last tensor-parallel rank: where a split is uneven, theirs is the largest shard. */
-static RankShape rank_shape(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int stage)
+/* Of 09, or for a mixture 11: the last replica and the last tensor-parallel rank, as where a split is uneven, theirs is
+ * the largest shard; with the longest span that can be on one rank, as 11 chooses it. */
+static Memory memory_of_programs(const Model *m, const Grid *g, const Cluster *c, const Stage *s, int stage)
 {
-    const int64_t T = m->seq / g->cp, left = g->pp - stage;
-
-    return (RankShape){
+    const int64_t T = m->seq / g->cp, n = expert_ranks(g, c) / g->ep;
+    const RankShape r = {
         .B = g->micro_batch, .T = T, .R = g->micro_batch * T / g->tp, .H = m->hidden, .A = m->heads / g->tp,
-        .D = m->hidden / m->heads, .F = m->mlp / g->tp, .V = (m->vocab + g->tp - 1) / g->tp,
-        .S = g->micro_batch * T < c->loss_rows ? g->micro_batch * T : c->loss_rows, .layers = s->layers,
-        .first = stage == 0, .last = stage == g->pp - 1, .in_flight = left < g->accumulate ? left : g->accumulate,
+        .D = m->hidden / m->heads, .F = m->experts ? m->expert_width : m->mlp / g->tp,
+        .V = (m->vocab + g->tp - 1) / g->tp, .S = fmin(g->micro_batch * T, c->loss_rows), .layers = s->layers,
+        .first = stage == 0, .last = stage == g->pp - 1, .in_flight = in_flight(g, c, stage),
         .tp = g->tp, .cp = g->cp, .replica = g->dp * g->cp - 1, .replicas = g->dp * g->cp, .zero = g->zero >= 1,
         .recompute = g->recompute > 0, .stored = c->stored, .real = FLOAT, .master = c->stored < FLOAT};
-}
+    Memory memory = {0};
 
-/* With the longest span that can be on one rank, as 11 chooses it. */
-static MixtureShape mixture_shape(const Model *m, const Grid *g, const RankShape *rank)
-{
-    const int n = g->dp * g->cp * g->tp / g->ep;
-    const int64_t G = grid_span(m, g), Q = fmin(G, ceil(m->capacity * m->top_k * G / m->experts - 1e-9));
-    MixtureShape shape = {.rank = *rank, .e = m->experts, .E = m->experts / g->ep, .K = m->top_k, .G = G, .Q = Q,
-                          .P = g->ep * (rank->R / G) * Q, .all_layers = m->layers, .expert_replica = n - 1,
-                          .expert_replicas = n};
-
-    shape.rank.F = m->expert_width;
-    return shape;
-}
-
-/* On a GPU, dQ's sums over groups of 128 keys, in fp32: at most 1 GiB (08's flash_parts, which knows the GPU, may
- * choose fewer groups). */
-static double query_parts(const RankShape *r, const Cluster *c)
-{
-    const int64_t chunk = r->cp > 1 ? r->T / 2 : r->T, groups = (chunk + 127) / 128, part = r->B * chunk * r->A * r->D;
-
-    return c->loss_rows == CPU_LOSS_ROWS ? 0 : FLOAT * fmax(part, fmin(part * groups, 1 << 28));
+    if (m->experts) {
+        const int64_t G = grid_span(m, g), Q = fmin(G, ceil(m->capacity * m->top_k * G / m->experts - 1e-9));
+        mixture_memory(&(MixtureShape){.rank = r, .e = m->experts, .E = m->experts / g->ep, .K = m->top_k, .G = G,
+                                       .Q = Q, .P = g->ep * (r.R / G) * Q, .all_layers = m->layers,
+                                       .expert_replica = n - 1, .expert_replicas = n}, memory.bytes);
+    }
+    else
+        rank_memory(&r, memory.bytes);
+    /* On a GPU, dQ's sums over groups of 128 keys, in fp32: at most 1 GiB (08's flash_parts, which knows the GPU, may
+     * choose fewer groups). */
+    const int64_t chunk = g->cp > 1 ? T / 2 : T, groups = (chunk + 127) / 128, part = r.B * chunk * r.A * r.D;
+    if (c->loss_rows != CPU_LOSS_ROWS)
+        memory.bytes[MEM_WORKSPACE] += FLOAT * fmax(part, fmin(part * groups, 1 << 28));
+    return memory;
 }
 
 Memory grid_memory(const Model *m, const Grid *g, const Cluster *c)
 {
-    const bool ours = c->framework == FOR_09;
     Stage stages[g->pp];
     Memory most = {0};
 
     grid_stages(m, g, c, stages);
     for (int i = 0; i < g->pp; i++) {
-        Memory one = ours ? (Memory){0} : memory_by_formula(m, g, c, &stages[i], i);
-        const RankShape shape = ours ? rank_shape(m, g, c, &stages[i], i) : (RankShape){0};
-        const MixtureShape mixture = ours && m->experts ? mixture_shape(m, g, &shape) : (MixtureShape){0};
-        if (ours && m->experts)
-            mixture_memory(&mixture, one.bytes);
-        else if (ours)
-            rank_memory(&shape, one.bytes);
-        one.bytes[MEM_WORKSPACE] += ours ? query_parts(&shape, c) : 0;
+        Memory one = c->framework == FOR_09 ? memory_of_programs(m, g, c, &stages[i], i)
+                                            : memory_by_formula(m, g, c, &stages[i], i);
         one.stage = i;
         for (int k = 0; k < MEM_CATEGORIES; k++)
             one.total += one.bytes[k];
@@ -433,12 +380,17 @@ static double tensor_time(const Model *m, const Grid *g, const Cluster *c, doubl
            + hidden * (mlp * fmax(0, transfer - column * m->mlp) + fmax(0, transfer - column * 3 * m->hidden));
 }
 
-/* Of a forward pass's matmuls, how many backward repeats: selectively, torchtitan every second one. */
+/* Of a forward pass's matmuls, how many backward repeats. Selectively: in torchtitan every second one, in others those
+ * that expand latent attention's lower rank to all heads. */
 static double repeated(const Model *m, const Grid *g, const Cluster *c)
 {
+    const double q = query_width(m), expanded = q - (double)m->heads * m->rope_dim + value_width(m);
+
     if (g->recompute != SELECTIVE_RECOMPUTATION)
         return g->recompute == FULL_RECOMPUTATION;
-    return c->framework == FOR_TORCHTITAN ? 0.5 : up_projections(m) / block_matrices(m, m->capacity * m->top_k);
+    if (c->framework == FOR_TORCHTITAN)
+        return 0.5;
+    return m->q_rank ? (m->q_rank * q + m->kv_rank * expanded) / block_matrices(m, m->capacity * m->top_k) : 0;
 }
 
 static double exposed(double transfers, double compute)
@@ -453,8 +405,7 @@ bool has_deep_ep(const Grid *g, const Cluster *c)
 
 bool hides_exchange(const Grid *g, const Cluster *c)
 {
-    return c->hides_exchange && g->ep > 1 && (g->pp == 1 || g->chunks > 1)
-           && g->recompute != FULL_RECOMPUTATION;
+    return c->hides_exchange && g->ep > 1 && (g->pp == 1 || g->chunks > 1) && g->recompute != FULL_RECOMPUTATION;
 }
 
 /* Fills in a pipeline stage's seconds per micro-batch. Blocks compute at `efficiency` of the peak, and move their
@@ -472,14 +423,15 @@ static void stage_time(const Model *m, const Grid *g, const Cluster *c, const Ha
     const double matrices = (1 + repeated(m, g, c)) * matrix_flops(m, rows, FORWARD) + matrix_flops(m, rows, BACKWARD);
     /* Experts with few tokens wait for their weights. */
     const double weights = EXPERT_BYTES * expert_parameters(m) / (expert_tp(g, c) * g->ep * h->bandwidth);
-    const double wait = m->experts ? fmax(0, weights - matrices * expert_share(m) / linear) : 0;
+    const double share = 1 - block_matrices(m, 0) / block_matrices(m, m->capacity * m->top_k);     /* of their FLOPs */
+    const double wait = fmax(0, weights - matrices * share / linear);
     const double passes = wait + matrices / linear
                           + ((1 + again) * attention_flops(m, rows, FORWARD) + attention_flops(m, rows, BACKWARD))
                             / attend;
     const double outputs = m->experts ? 2 * g->etp * m->capacity * m->top_k * m->hidden : 0;    /* not saved */
     const double uses = (c->framework == FOR_NANOTRON ? NANOTRON_USES : USES) + (g->recompute ? REPEATED_USES : 0);
     const double casts = c->fp8 ? CAST_BYTES * quantized(m) : 0;
-    const double saved = saved_bytes(m, g, c, NO_RECOMPUTATION) + outputs;
+    const double saved = saved_bytes(m, g, c, NO_RECOMPUTATION, false) + outputs;
     const double moved = (uses * saved + casts) * rows / (t * h->bandwidth);
     const double head = head_flops(m, rows) / rate + LOGIT_BYTES * rows * m->vocab / (t * h->bandwidth);
     const int mixtures = m->experts ? s->layers - s->dense : 0;
@@ -542,8 +494,7 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
     /* In an interleaved pipeline a chunk's transfers are behind other chunks of p micro-batches. */
     const double window = fmax(1, g->pp * (g->chunks - 1.0) / g->chunks);
     /* These overlap as far as links allow; nothing hides the transfer of the last unit */
-    const double last = FLOAT * (s->embeddings ? (double)m->hidden * m->vocab : block_parameters(m)) * per_byte
-                        + wait;
+    const double last = FLOAT * (s->embeddings ? (double)m->hidden * m->vocab : block_parameters(m)) * per_byte + wait;
     /* On the link that tp or ep uses all the time nothing is hidden. Behind a forward: half. */
     const double hidden = leaves || (g->tp == 1 && g->ep == 1) ? window * backward : 0;
     const double first = c->stored / FLOAT * last;
@@ -553,27 +504,17 @@ static double data_time(const Model *m, const Grid *g, const Cluster *c, const H
         return replicated;
     switch (g->zero) {
     case 0:
-        return (ours ? fmax(2 * last, 2 * reduce_scatter + sync - hidden)
-                     : fmax(0, 2 * reduce_scatter + sync - backward))
-               + replicated;
+        return replicated + (ours ? fmax(2 * last, 2 * reduce_scatter + sync - hidden)
+                                  : fmax(0, 2 * reduce_scatter + sync - backward));
     case 1:                             /* nanotron and DeepSpeed overlap nothing */
-        return (overlaps ? fmax(last, reduce_scatter + sync - hidden) + fmax(first, all_gather - hidden / 2)
-                         : reduce_scatter + sync + all_gather)
-               + replicated;
+        return replicated + (overlaps ? fmax(last, reduce_scatter + sync - hidden)
+                                        + fmax(first, all_gather - hidden / 2)
+                                      : reduce_scatter + sync + all_gather);
     case 2:                             /* a reduce-scatter per micro-batch, behind its backward */
         return g->accumulate * exposed(reduce_scatter + sync, backward) + all_gather;
     default:                            /* and two all-gathers, of the next block while one computes */
         return g->accumulate * exposed(reduce_scatter + 2 * all_gather + 1.5 * sync, s->seconds);
     }
-}
-
-/* Seconds per step in which both ends of the pipeline add their gradients of the tied embedding. */
-static double tied_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h)
-{
-    const double local = (double)m->hidden * m->vocab / g->tp / (g->zero ? shards(g) : 1);
-    const double link = c->gpus <= c->per_node ? h->nvlink : h->network / c->per_node;
-
-    return m->tied && g->pp > 1 ? FLOAT * local / link + 2 * h->latency : 0;
 }
 
 /* Seconds per step of 1F1B. The first micro-batch passes through all pipeline stages and back; then one ends per
@@ -596,16 +537,15 @@ static double pipeline_time(const Grid *g, const Stage *stages, double transfer)
     return slowest + filling + (g->accumulate - 1) * fmax(slowest, period);
 }
 
-Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *datasheet, const Constants *k,
-               Stage *given)
+Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *sheet, const Constants *k, Stage *given)
 {
-    Hardware reached = *datasheet, *h = &reached;
+    Hardware reached = *sheet, *h = &reached;
     const double boost = h->boost ? h->boost : 1;
     reached.nvlink *= k->links, reached.network *= k->links, reached.peak *= boost, reached.peak8 *= boost;
     Stage own[g->pp], *stages = given ? given : own;
     /* In 09 neighbors in a pipeline are tp x cp ranks apart, in nanotron tp x cp x dp. */
     const bool in_node = (c->framework == FOR_09 ? g->tp * g->cp * g->pp : c->gpus) <= c->per_node;
-    const double full = c->published && grid_memory(m, g, c).total > memory_limit(c) * h->memory;
+    const double full = c->published && grid_memory(m, g, c).total > c->memory;
     const double transfer = local_tokens(m, g) * m->hidden * c->stored / g->tp
                                 / (in_node ? h->nvlink : h->network / c->per_node)
                             + h->latency + (c->published && c->gpus >= CONGESTED * c->per_node ? k->stall : 0);
@@ -629,7 +569,10 @@ Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *
     }
     const double pipeline = pipeline_time(g, stages, transfer);
     time.bubble = pipeline - busy;
-    time.data += tied_time(m, g, c, h);
+    /* Both ends of the pipeline add their gradients of the tied embedding. */
+    const double embedding = (double)m->hidden * m->vocab / g->tp / (g->zero ? shards(g) : 1);
+    const double link = c->gpus <= c->per_node ? h->nvlink : h->network / c->per_node;
+    time.data += m->tied && g->pp > 1 ? FLOAT * embedding / link + 2 * h->latency : 0;
     const double update = c->framework == FOR_09 || c->framework == FOR_NANOTRON ? UPDATE_BYTES : FUSED_UPDATE;
     time.optimizer = update * most / (g->tp * (g->zero ? shards(g) : 1) * h->bandwidth);
     time.total = pipeline + time.data + time.optimizer + time.fixed;

@@ -25,6 +25,9 @@ typedef struct {
     double capacity;                /* of mixtures: slots per expert, over an even share of the tokens */
 } Model;
 
+/* Latent attention of DeepSeek's models, whose MLPs are gated. */
+#define LATENT .head_dim = 192, .value_dim = 128, .q_rank = 1536, .kv_rank = 512, .rope_dim = 64, .gated = true
+
 typedef struct {
     const char *name;
     double peak, peak8;             /* FLOP/s per GPU, dense: in bf16; in fp8, 0: it has none */
@@ -44,16 +47,18 @@ enum { NO_RECOMPUTATION, SELECTIVE_RECOMPUTATION, FULL_RECOMPUTATION };
 typedef enum { FOR_09, FOR_MEGATRON, FOR_NANOTRON, FOR_TORCHTITAN, FOR_FSDP_2023, FOR_MEGATRON_2025,
                FOR_MEGATRON_2022, FRAMEWORKS } Framework;
 
-/* A parallel configuration: the grid of ranks, and how a step is split into micro-batches. */
+/* A parallel configuration: the grid of ranks, and how a step is split into micro-batches. Its sizes are in the order
+ * of search.h's Dimension. */
 typedef struct {
-    int dp, cp, pp, tp;
+    int tp, cp, pp;
     int ep;                         /* ranks that split the experts, of expert_ranks(); 1: no mixture */
     int etp;                        /* of Megatron-LM: ranks that split each expert; else 1 */
+    int dp;
     int micro_batch, accumulate;    /* sequences per micro-batch; micro-batches per step and rank of dp */
+    int chunks;                     /* of layers per pipeline stage; more than 1: an interleaved schedule */
     int replicate;                  /* copies of what ZeRO shards (HSDP): dp x cp / replicate ranks have one; or 1 */
     int zero;                       /* ZeRO stage, 0 to 3 */
     int recompute;
-    int chunks;                     /* of layers per pipeline stage; more than 1: an interleaved schedule */
 } Grid;
 
 /* What the matmuls of blocks multiply: bf16 or fp32; fp8 with a scale per tensor, or per 32 elements (Blackwell). */
@@ -68,6 +73,7 @@ typedef struct {
     int gradients;                  /* bytes per gradient: 6 in nanotron; 09 and models as it runs them: 4 */
     bool hides_exchange;            /* Megatron-LM's --overlap-moe-expert-parallel-comm; published runs lack it */
     int loss_rows;                  /* rows whose logits exist at once, of 09 and 11 */
+    double memory;                  /* bytes per GPU that a grid may use */
 } Cluster;
 enum { CPU_LOSS_ROWS = 256, GPU_LOSS_ROWS = 8192 };
 enum { NODE = 8, TRAY = 4 };        /* GPUs per host: usually; in a rack */
@@ -129,7 +135,6 @@ Memory grid_memory(const Model *m, const Grid *g, const Cluster *c);
 Time grid_time(const Model *m, const Grid *g, const Cluster *c, const Hardware *h, const Constants *k, Stage *stages);
 
 bool is_megatron(const Cluster *c);                     /* Megatron-LM of today or of 2025 */
-double memory_limit(const Cluster *c);                  /* the fraction of a GPU's memory that a grid may use */
 
 /* Megatron-LM's all-to-alls of a micro-batch run behind another's matmuls, forward behind backward: with interleaved
  * pipeline stages or none, without full recomputation. */
@@ -138,8 +143,6 @@ bool hides_exchange(const Grid *g, const Cluster *c);
 /* Whether Megatron-LM's all-to-alls are DeepEP's, which send a token to a node once, or inside a node to a rank once,
  * however many of its experts are there. If etp splits experts inside a node, they are NCCL's. */
 bool has_deep_ep(const Grid *g, const Cluster *c);
-
-double grid_tokens(const Model *m, const Grid *g);      /* per step */
 
 /* Ranks among which all experts of a block are shared out: dp x cp; where ep folds over tp too (11, Megatron-LM,
  * torchtitan), tp x cp x dp / etp. */
@@ -153,7 +156,7 @@ typedef struct {
     const char *command;            /* whose command is printed; also in messages */
     int gradients;                  /* bytes per parameter */
     double memory_limit;            /* fraction of a GPU's memory that a grid may use */
-    int stages;                     /* of ZeRO that it has: bit z for ZeRO-z */
+    const char *stages;             /* of ZeRO that it has: "0, 1" */
     double attention[2];            /* of Ampere and Hopper: fraction of the peak, by a publication; 0: as fitted */
     bool interleaves;               /* pipeline stages in chunks */
     bool fp8;                       /* matmuls of blocks in fp8 */
@@ -177,10 +180,7 @@ enum { NANOTRON, UNFUSED, AMPERE, HOPPER, MEGATRON_HOPPER, BLACKWELL_2025, MEGAT
 extern const Profile profiles[PROFILES];
 extern const double BLACKWELL;                          /* FLOP/s in bf16: no GPU of an older generation has as many */
 int profile_for(Framework f, const Hardware *h);        /* its index */
-bool has_evidence(const Cluster *c, const Hardware *h, bool mixture);   /* runs like these were published */
 /* Its constants: of these profiles (NULL: of the table), with the attention of the framework. */
 Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES]);
-extern const Constants exact_constants;                 /* for --pretend: simulated hardware reaches its numbers */
-Constants measured_constants(Framework f, const Hardware *h);   /* of a machine that 00_collectives measured */
 
 #endif

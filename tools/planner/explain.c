@@ -10,20 +10,10 @@
 #include "../../common/base/print.h"
 #include "machines.h"
 
-static const double *seconds(const Time *t)             /* in time_name's order */
-{
-    return &t->compute;
-}
-
 static const char *seconds_text(double s)
 {
-    if (s >= 10)
-        return format_text("%.1f s", s);
-    if (s >= 0.1)
-        return format_text("%.2f s", s);
-    if (s >= 1e-3)
-        return format_text("%.1f ms", 1e3 * s);
-    return format_text("%.0f us", 1e6 * s);
+    return s >= 0.1 ? format_text(s >= 10 ? "%.1f s" : "%.2f s", s)
+           : s >= 1e-3 ? format_text("%.1f ms", 1e3 * s) : format_text("%.0f us", 1e6 * s);
 }
 
 static const char *count_text(double parameters)
@@ -31,7 +21,7 @@ static const char *count_text(double parameters)
     return parameters < 1e7 ? number_text(parameters) : format_text("%.2f billion", parameters / 1e9);
 }
 
-void print_query(const Query *q)
+static void print_query(const Query *q)
 {
     const Model *m = &q->model;
     const int gpus = q->cluster.gpus, per_node = q->cluster.per_node, rack = q->hardware.domain;
@@ -63,20 +53,15 @@ void print_query(const Query *q)
            number_text((int64_t)q->sequences * m->seq), number_text(q->sequences), number_text(m->seq));
 }
 
-static int kind_of(const Grid *g)                       /* which techniques it has */
-{
-    return (g->tp > 1) | (g->cp > 1) << 1 | (g->pp > 1) << 2 | (g->ep > 1) << 3;
-}
-
-/* Of each kind of grid the fastest. */
-void print_table(const Query *q, const Candidates *c)
+/* Of each kind of grid, by the techniques that it has, the fastest. */
+static void print_table(const Query *q, const Candidates *c)
 {
     bool shown[16] = {false};
 
     printf("%s grids, of which %s fit", number_text(c->count), number_text(c->fitting));
     if (!isinf(q->hardware.memory))
         printf(" in %.1f GiB per GPU (%.0f%% of its memory)",
-               memory_limit(&q->cluster) * q->hardware.memory / GiB, 100 * memory_limit(&q->cluster));
+               q->cluster.memory / GiB, 100 * q->cluster.memory / q->hardware.memory);
     printf("\n\n");
     printf("                                 GiB of the fullest rank | seconds per step\n"
            "  tp cp pp  ep   dp micro  acc zero recomp states act  sum | compute launch tensor context expert bubble"
@@ -84,15 +69,16 @@ void print_table(const Query *q, const Candidates *c)
     for (int i = 0; i < c->fitting; i++) {
         const Candidate *x = &c->all[i];
         const Grid *g = &x->grid;
-        if (shown[kind_of(g)])
+        const int kind = (g->tp > 1) | (g->cp > 1) << 1 | (g->pp > 1) << 2 | (g->ep > 1) << 3;
+        if (shown[kind])
             continue;
-        shown[kind_of(g)] = true;
+        shown[kind] = true;
         printf("%4d %2d %2d %3d %4d %5d %4d %4d %-6.6s %6.1f %5.1f %4.1f |", g->tp, g->cp, g->pp, g->ep, g->dp,
                g->micro_batch, g->accumulate, g->zero, size_text(RECOMPUTE, g->recompute),
                (x->memory.total - x->memory.bytes[MEM_ACTIVATIONS]) / GiB, x->memory.bytes[MEM_ACTIVATIONS] / GiB,
                x->memory.total / GiB);
         for (int k = 0; k < TIMES; k++)
-            printf(" %6.3f", seconds(&x->time)[k]);
+            printf(" %6.3f", (&x->time.compute)[k]);
         printf(" %7.3f | %9.0f %4.1f%%\n", x->time.total, x->tokens, 100 * x->mfu);
     }
     printf("\n");
@@ -107,7 +93,7 @@ static void print_other(const Candidate *best, const Candidate *x)
     double d[TIMES];
 
     for (int k = 0; k < TIMES; k++) {
-        d[k] = seconds(&x->time)[k] - seconds(&best->time)[k];
+        d[k] = (&x->time.compute)[k] - (&best->time.compute)[k];
         worst = d[k] > d[worst] ? k : worst;
         gain = d[k] < d[gain] ? k : gain;
     }
@@ -117,20 +103,21 @@ static void print_other(const Candidate *best, const Candidate *x)
         printf(": %s + %s", time_name[worst], seconds_text(d[worst]));
     if (d[gain] < 0)
         printf(", %s - %s", time_name[gain], seconds_text(-d[gain]));
+    printf("\n");
 }
 
 static void print_alone(const Query *q, const char *what, Grid g)
 {
     const Memory m = grid_memory(&q->model, &g, &q->cluster);
 
-    printf("   %-34s %8.1f GiB  %s\n", what, m.total / GiB, fits(q, &m) ? "fits" : "doesn't fit");
+    printf("   %-34s %8.1f GiB  %s\n", what, m.total / GiB, m.total <= q->cluster.memory ? "fits" : "doesn't fit");
 }
 
 static void print_fit(const Query *q, const Grid *best)
 {
     Grid g = {.dp = 1, .cp = 1, .pp = 1, .tp = 1, .ep = 1, .etp = 1, .micro_batch = 1, .accumulate = 1,
               .chunks = 1, .replicate = 1};
-    const int n = q->cluster.gpus, stages = frameworks[q->cluster.framework].stages & 1 << 3 ? 3 : 1;
+    const int n = q->cluster.gpus, stages = strchr(frameworks[q->cluster.framework].stages, '3') ? 3 : 1;
 
     printf("1. Fit in memory. With one sequence per micro-batch, a GPU needs\n");
     print_alone(q, "alone:", g);
@@ -142,7 +129,7 @@ static void print_fit(const Query *q, const Grid *best)
     print_alone(q, "the best grid (below):", g);
 }
 
-void print_steps(const Query *q, const Candidates *c)
+static void print_steps(const Query *q, const Candidates *c)
 {
     const Candidate *best = &c->all[0];
     const Grid *b = &best->grid;
@@ -164,13 +151,11 @@ void print_steps(const Query *q, const Candidates *c)
            (n + q->sequences - 1) / q->sequences);
     printf("3. Raise throughput. The best grid that fits: %s\n", grid_text(b, NULL));
     if (memcmp(b, &c->fastest.grid, sizeof *b)) {
-        const double limit = memory_limit(&q->cluster) * q->hardware.memory;
         const int techniques = technique_count(b);
         printf("   It leaves %.1f GiB and takes %d technique%s; the fastest leaves %.1f and takes %d:\n   ",
-               (limit - best->memory.total) / GiB, techniques, techniques == 1 ? "" : "s",
-               (limit - c->fastest.memory.total) / GiB, technique_count(&c->fastest.grid));
+               (q->cluster.memory - best->memory.total) / GiB, techniques, techniques == 1 ? "" : "s",
+               (q->cluster.memory - c->fastest.memory.total) / GiB, technique_count(&c->fastest.grid));
         print_other(best, &c->fastest);
-        printf("\n");
     }
     for (Dimension d = 0; d < DIMENSIONS; d++) {
         const Candidate *x = fastest_other(c, d);
@@ -178,7 +163,6 @@ void print_steps(const Query *q, const Candidates *c)
             continue;
         printf("   %-11s %-4s ", dimension_name[d], size_text(d, grid_size(b, d)));
         print_other(best, x);
-        printf("\n");
     }
 }
 
@@ -194,9 +178,7 @@ static void advise_fewer(const Query *q, double tokens)
     for (int n = gpus / 2; n >= 1; n /= 2, enough = before) {
         fewer.cluster.gpus = n -= n > q->cluster.per_node ? n % q->cluster.per_node : 0;
         const Candidates c = candidates(&fewer);
-        before = 0;
-        for (int i = 0; i < c.count; i++)
-            before = fmax(before, c.all[i].tokens * n);
+        before = c.fitting ? c.all[0].tokens * n : 0;
         free(c.all);
         if (before < 0.8 * enough)
             break;
@@ -216,10 +198,12 @@ static void advise_trust(const Query *q)
     const Profile *p = &profiles[profile_for(c->framework, &q->hardware)];
     const char *kind = mixture ? "mixtures" : "dense models", *name = frameworks[c->framework].command;
     const char *in = c->fp8 ? "fp8" : c->stored == 2 ? "bf16" : "fp32";
+    const bool like_these = strstr(p->frameworks, format_text(" %s ", frameworks[c->framework].name))
+                            && strstr(p->gpus, format_text(" %s ", q->hardware.name));
 
     if (isinf(q->hardware.memory))                      /* simulated */
         return;
-    if (has_evidence(c, &q->hardware, mixture))
+    if (p->evidence[mixture].runs && like_these && c->stored == 2 && (c->fp8 || !p->in_fp8))
         printf("- How far to trust this: the %d published runs of %s in %s on%sare predicted\n"
                "  with constants fitted to other sources. Half of them are off by less than %.1f%%, nine in ten by "
                "less than %.0f%%.\n", p->evidence[mixture].runs, kind, name, p->gpus, p->evidence[mixture].median,
@@ -228,17 +212,6 @@ static void advise_trust(const Query *q)
         printf("- How far to trust this: the planner knows no published run of %s in %s, in %s on %s.\n"
                "  It takes constants that other runs gave (%s). Measure one grid before you rely on the numbers.\n",
                kind, name, in, q->hardware.name, p->name);
-}
-
-void print_advice(const Query *q, const Candidates *c)
-{
-    const Candidate *best = &c->all[0];
-
-    advise_fewer(q, best->tokens * q->cluster.gpus);
-    if (!q->cluster.fp8 && best->mfu > q->constants.efficiency)
-        printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute the "
-               "causal half.\n", 100 * q->constants.efficiency);
-    advise_trust(q);
 }
 
 /* ---- Every formula ---- */
@@ -261,10 +234,10 @@ static void print_memory(const Query *q, const Grid *g)
         printf("  %-14s %20s bytes  %s\n", memory_name[k], number_text(llround(m.bytes[k])),
                q->cluster.framework == FOR_09 ? ours : words[k]);
     printf("  %-14s %20s bytes, %.1f GiB; %.1f fit\n", "total", number_text(llround(m.total)), m.total / GiB,
-           memory_limit(&q->cluster) * q->hardware.memory / GiB);
+           q->cluster.memory / GiB);
 }
 
-void print_formulas(const Query *q, const Grid *g)
+static void print_formulas(const Query *q, const Grid *g)
 {
     static const char *const words[TIMES] = {
         "accumulate x the mean of the stages' kernels: FLOPs; 4 to 8 times what backward needs, through memory",
@@ -307,12 +280,12 @@ void print_formulas(const Query *q, const Grid *g)
            "\na step: all pipeline stages once, then %d times the slowest (or, if longer, a round trip through the "
            "stages / micro-batches in flight)\n", g->accumulate - 1);
     for (int i = 0; i < TIMES; i++)
-        printf("  %-10s %10s  %s\n", time_name[i], seconds_text(seconds(&t)[i]), words[i]);
+        printf("  %-10s %10s  %s\n", time_name[i], seconds_text((&t.compute)[i]), words[i]);
     printf("  total      %10s  %.0f tokens/s per GPU, MFU %.1f%% (6N + 12 L h s FLOPs per token)\n",
            seconds_text(t.total), c.tokens, 100 * c.mfu);
 }
 
-void write_csv(const Query *q, const Candidates *c, const char *file)
+static void write_csv(const Query *q, const Candidates *c, const char *file)
 {
     FILE *f = fopen(file, "w");
 
@@ -335,9 +308,44 @@ void write_csv(const Query *q, const Candidates *c, const char *file)
             fprintf(f, ",%.0f", x->memory.bytes[k]);
         fprintf(f, ",%.0f", x->memory.total);
         for (int k = 0; k < TIMES; k++)
-            fprintf(f, ",%.6g", seconds(&x->time)[k]);
+            fprintf(f, ",%.6g", (&x->time.compute)[k]);
         fprintf(f, ",%.6g,%.6g,%.4g\n", x->time.total, x->tokens, x->mfu);
     }
     if (ferror(f) | fclose(f))
         fail("--csv %s: %s", file, strerror(errno));
+}
+
+Candidate print_plan(const Query *q, const char *explain, const char *csv)
+{
+    if (explain && strcmp(explain, "best")) {
+        Grid g;
+        const char *wrong = grid_read(q, explain, &g);
+        if (csv)
+            fail_usage("--csv %s: expected without --explain GRID, which computes one grid only", csv);
+        if (wrong)
+            fail_usage("--explain %s: %s", explain, wrong);
+        print_query(q);
+        print_formulas(q, &g);
+        print_commands(q, &g);
+        return candidate_of(q, &g);
+    }
+    const Candidates c = search(q);
+    const Candidate best = c.all[0];
+    print_query(q);
+    print_table(q, &c);
+    if (explain)
+        print_formulas(q, &best.grid);
+    else {
+        print_steps(q, &c);
+        advise_fewer(q, best.tokens * q->cluster.gpus);
+        if (!q->cluster.fp8 && best.mfu > q->constants.efficiency)
+            printf("- MFU exceeds the efficiency, %.1f%%, because it counts all of attention's square; kernels compute "
+                   "the causal half.\n", 100 * q->constants.efficiency);
+        advise_trust(q);
+        print_commands(q, &best.grid);
+    }
+    if (csv)
+        write_csv(q, &c, csv);
+    free(c.all);
+    return best;
 }

@@ -4,12 +4,11 @@
 
 #include "search.h"
 
-void print_query(const Query *q);
-void print_table(const Query *q, const Candidates *c);          /* of each kind the fastest that fits */
-void print_steps(const Query *q, const Candidates *c);          /* the reasons, in the playbook's three steps */
-void print_advice(const Query *q, const Candidates *c);         /* what is odd about the question or the best grid */
-void print_commands(const Query *q, const Grid *g);             /* how 09, Megatron-LM, nanotron, torchtitan run it */
-void print_formulas(const Query *q, const Grid *g);             /* every formula with its numbers */
-void write_csv(const Query *q, const Candidates *c, const char *file);  /* every candidate; fails if it cannot */
+/* Searches and prints: of each kind of grid the fastest that fits, the reasons for the best in the playbook's three
+ * steps, what is odd about the question, and how to run the best. explain: "best", or one grid as grid_read reads it:
+ * prints every formula with its numbers instead; or NULL. csv: a file for every candidate, or NULL. Returns that grid,
+ * or the best. Fails as search() does, if the text is no possible grid, or if it cannot write. */
+Candidate print_plan(const Query *q, const char *explain, const char *csv);
+void print_commands(const Query *q, const Grid *g);     /* how 09, Megatron-LM, nanotron, torchtitan run it */
 
 #endif

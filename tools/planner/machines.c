@@ -1,9 +1,7 @@
 /* Models and hardware to plan for. */
 #include "machines.h"
 
-#include <ctype.h>
 #include <math.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -104,8 +102,7 @@ static const Model published[] = {
     {"llama3-70b", 80, 8192, 64, 8, 28672, 128256, 8192, .gated = true},
     {"llama3-405b", 126, 16384, 128, 8, 53248, 128256, 8192, .gated = true},
     {"mixtral-8x7b", 32, 4096, 32, 8, 14336, 32000, 8192, 8, 2, 14336, .gated = true},
-    {"deepseek-v3", 61, 7168, 128, 128, 18432, 129280, 4096, 256, 8, 2048, .shared = 1, .dense = 3, .head_dim = 192,
-     .value_dim = 128, .q_rank = 1536, .kv_rank = 512, .rope_dim = 64, .gated = true},
+    {"deepseek-v3", 61, 7168, 128, 128, 18432, 129280, 4096, 256, 8, 2048, .shared = 1, .dense = 3, LATENT},
     {"qwen3-30b-a3b", 48, 2048, 32, 4, 6144, 151936, 4096, 128, 8, 768, .head_dim = 128, .gated = true},
     {"qwen3-235b-a22b", 94, 4096, 64, 4, 12288, 151936, 4096, 128, 8, 1536, .head_dim = 128, .gated = true},
     {"gpt-oss-120b", 36, 2880, 64, 8, 2880, 201088, 4096, 128, 4, 2880, .head_dim = 64, .gated = true},
@@ -124,7 +121,6 @@ const char *model_names(void)
 bool model_find(Model *m, const char *name)
 {
     const size_t n = strlen(name);
-    char lower[32] = "";
 
     for (int i = 0; i < MODELS; i++)                    /* "qwen3-235b-a22b", or without what is active */
         if (!strncasecmp(name, published[i].name, n)
@@ -132,14 +128,13 @@ bool model_find(Model *m, const char *name)
             *m = published[i];
             return true;
         }
-    for (size_t i = 0; i < sizeof lower - 1 && name[i]; i++)
-        lower[i] = tolower(name[i]);
-    const Preset *p = preset_named(lower);
-    if (!p)
-        return false;
-    *m = (Model){.layers = p->config.layers, .hidden = p->config.hidden, .heads = p->config.heads,
-                 .kv_heads = p->config.heads, .mlp = 4 * p->config.hidden, .vocab = p->config.vocab,
-                 .seq = p->config.seq, .tied = true, .in_09 = true};
-    strcpy(m->name, lower);
-    return true;
+    for (const Preset *p = presets; p->name; p++)
+        if (!strcasecmp(name, p->name)) {
+            *m = (Model){.layers = p->config.layers, .hidden = p->config.hidden, .heads = p->config.heads,
+                         .kv_heads = p->config.heads, .mlp = 4 * p->config.hidden, .vocab = p->config.vocab,
+                         .seq = p->config.seq, .tied = true, .in_09 = true};
+            strcpy(m->name, p->name);
+            return true;
+        }
+    return false;
 }

@@ -12,4 +12,12 @@ Hardware hardware_simulated(const char *text);  /* simulated hardware, as for th
 const char *model_names(void);
 bool model_find(Model *m, const char *name);    /* the published runs' models, then the programs' presets */
 
+/* ---- From JSON files (config.c): only a front end that has files calls these, so others need no cJSON ---- */
+
+/* The text model of a config.json of Hugging Face's transformers. Fails if its model_type is not in the table. */
+Model model_read(const char *file);
+
+/* What 00_collectives --machine FILE has measured, with the matmuls' rate in dtype. Fails if there is none. */
+Hardware hardware_read(const char *file, const char *dtype, int per_node);
+
 #endif

@@ -5,13 +5,12 @@
  *   build/cpu/plan --model 8b --gpus 64
  */
 #include <argp.h>
-#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "../../common/base/error.h"
-#include "config.h"
 #include "explain.h"
+#include "machines.h"
 #include "question.h"
 #include "runs.h"
 
@@ -36,59 +35,7 @@ static void plan(void)
         question.machine = hardware_read(question.hardware, question.dtype,
                                          question.per_node ? question.per_node : NODE);
     const Query q = question_query(&question);
-
-    if (question.explain && strcmp(question.explain, "best")) {
-        if (question.csv)
-            fail_usage("--csv %s: expected without --explain GRID, which computes one grid only", question.csv);
-        const Grid g = grid_parse(&q, question.explain);
-        print_query(&q);
-        print_formulas(&q, &g);
-        print_commands(&q, &g);
-        return;
-    }
-    const Candidates c = search(&q);
-    print_query(&q);
-    print_table(&q, &c);
-    if (question.explain)
-        print_formulas(&q, &c.all[0].grid);
-    else {
-        print_steps(&q, &c);
-        print_advice(&q, &c);
-        print_commands(&q, &c.all[0].grid);
-    }
-    if (question.csv)
-        write_csv(&q, &c, question.csv);
-    free(c.all);
-}
-
-static void runs(void)
-{
-    Runs r = runs_read(question.runs);
-    Constants k[PROFILES], others[PROFILES];
-
-    if (question.fit && question.cross_validate)
-        fail_usage("--fit and --cross-validate: expected one of them; --cross-validate fits once per group");
-    for (int p = 0; p < PROFILES; p++)
-        k[p] = profiles[p].constants;
-    if (question.fit)
-        runs_fit(&r, k, -1);
-    runs_predict(&r, k, -1);
-    for (int g = 0; question.cross_validate && g < r.groups; g++) {
-        runs_fit(&r, others, g);
-        runs_predict(&r, others, g);
-    }
-    if (question.predictions)
-        runs_write(&r, question.predictions);
-    runs_print(&r);
-    if (question.cross_validate)
-        printf("\n(each group predicted with constants fitted to the others)\n");
-    else
-        printf("\nconstants%s:\n", question.fit ? ", fitted to these runs" : "");
-    for (int p = 0; p < PROFILES && !question.cross_validate; p++) {
-        printf("  %-8s", profiles[p].name);
-        for (int c = 0; c < CONSTANTS; c++)
-            printf(" %s %.3g%s", constant_name[c], (&k[p].efficiency)[c], c < CONSTANTS - 1 ? "" : "\n");
-    }
+    print_plan(&q, question.explain, question.csv);
 }
 
 int main(int argc, char **argv)
@@ -112,7 +59,7 @@ int main(int argc, char **argv)
     }
     argp_parse(&parser, argc, argv, 0, NULL, NULL);
     if (question.runs)
-        runs();
+        compare_runs(&question);
     else if (question.predictions || question.fit || question.cross_validate)
         fail_usage("--predictions, --fit, --cross-validate: expected --runs FILE with them");
     else

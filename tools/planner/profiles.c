@@ -1,5 +1,6 @@
 #include "costs.h"
 
+#include <math.h>
 #include <string.h>
 
 #include "../../common/base/print.h"
@@ -9,15 +10,14 @@
  * cuDNN's, which Megatron-LM takes on H100: 518 forward and 499 backward (Shah et al. 2024, figures 5 and 6); assumed
  * on Blackwell. Megatron-LM of 2022 computes scores as batched matmuls, all of them. Memory: most of nanotron's runs
  * above 87% took 2.5 to 10 times as long as predicted; the published runs of others used up to 95%. */
-enum { ZERO_1 = 1 << 0 | 1 << 1, FSDP = 1 << 0 | 1 << 2 | 1 << 3, ALL_STAGES = ZERO_1 | FSDP };
 const Traits frameworks[FRAMEWORKS] = {
-    [FOR_09] = {"09", "09_combined", 4, 0.87, ZERO_1, {0.55, 0.3}, false, false},
-    [FOR_MEGATRON] = {"megatron", "Megatron-LM", 4, 0.95, ALL_STAGES, {0.55, 0.5}, true, true},
-    [FOR_NANOTRON] = {"nanotron", "nanotron", 6, 0.87, ZERO_1, {0}, false, false},
-    [FOR_TORCHTITAN] = {"torchtitan", "torchtitan", 2, 0.95, FSDP, {0.55, 0.3}, true, true},
-    [FOR_FSDP_2023] = {"fsdp-2023", "FSDP of 2023", 2, 0.95, FSDP, {0}, true, false},
-    [FOR_MEGATRON_2025] = {"megatron-2025", "Megatron-LM of 2025", 4, 0.95, ALL_STAGES, {0.55, 0.5}, true, true},
-    [FOR_MEGATRON_2022] = {"megatron-2022", "Megatron-LM of 2022", 2, 0.95, ALL_STAGES, {0.6, 0.6}, true, false},
+    [FOR_09] = {"09", "09_combined", 4, 0.87, "0, 1", {0.55, 0.3}, false, false},
+    [FOR_MEGATRON] = {"megatron", "Megatron-LM", 4, 0.95, "0, 1, 2, 3", {0.55, 0.5}, true, true},
+    [FOR_NANOTRON] = {"nanotron", "nanotron", 6, 0.87, "0, 1", {0}, false, false},
+    [FOR_TORCHTITAN] = {"torchtitan", "torchtitan", 2, 0.95, "0, 2, 3", {0.55, 0.3}, true, true},
+    [FOR_FSDP_2023] = {"fsdp-2023", "FSDP of 2023", 2, 0.95, "0, 2, 3", {0}, true, false},
+    [FOR_MEGATRON_2025] = {"megatron-2025", "Megatron-LM of 2025", 4, 0.95, "0, 1, 2, 3", {0.55, 0.5}, true, true},
+    [FOR_MEGATRON_2022] = {"megatron-2022", "Megatron-LM of 2022", 2, 0.95, "0, 1, 2, 3", {0.6, 0.6}, true, false},
 };
 
 /* Fitted are the constants with a start, to playbook_runs.csv (nanotron) and published_runs.csv (the others). Of
@@ -45,20 +45,6 @@ const Profile profiles[PROFILES] = {
     [MEGATRON_BLACKWELL] = {"megatron-blackwell", " megatron ", " b200 gb200 b300 gb300 ", true, {.efficiency = 0.573,
                             TRANSFORMER_ENGINE}, {.efficiency = 0.6}, {{12, 4.8, 11.1}, {9, 9.1, 13.3}}},
 };
-const Constants exact_constants = {.efficiency = 1, .attention = 1, .fp8 = 1, .links = 1};
-
-/* Of the rate of a measured matmul. A CPU: fitted to ten layouts of 09 on two cores (tests/bench). A GPU: attention's
- * rate relative to that of matmuls in its profile. */
-Constants measured_constants(Framework f, const Hardware *h)
-{
-    Constants k = constants_for(f, h, NULL);
-
-    if (!h->gpu)
-        return (Constants){.efficiency = 0.9, .attention = 0.25, .links = 1};
-    k.attention /= k.efficiency;
-    k.efficiency = k.links = 1;
-    return k;
-}
 
 /* Between H200's and B200's. */
 const double BLACKWELL = 1.5e15;
@@ -92,19 +78,6 @@ int profile_for(Framework f, const Hardware *h)
     return h->peak < 5e14 ? AMPERE : HOPPER;
 }
 
-static bool listed(const char *list, const char *name)
-{
-    return strstr(list, format_text(" %s ", name));
-}
-
-bool has_evidence(const Cluster *c, const Hardware *h, bool mixture)
-{
-    const Profile *p = &profiles[profile_for(c->framework, h)];
-
-    return p->evidence[mixture].runs && listed(p->frameworks, frameworks[c->framework].name) && listed(p->gpus, h->name)
-           && c->stored == 2 && (c->fp8 || !p->in_fp8);
-}
-
 Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFILES])
 {
     const int profile = profile_for(f, h);
@@ -113,10 +86,15 @@ Constants constants_for(Framework f, const Hardware *h, const Constants of[PROFI
 
     k.attention = profile == NANOTRON ? k.efficiency            /* its runs have sequences of one length */
                   : attention ? attention : k.attention;
+    if (isinf(h->bandwidth))                                    /* simulated, or measured so: it reaches its numbers */
+        return (Constants){.efficiency = 1, .attention = 1, .fp8 = 1, .links = 1};
+    /* Of the rate of a measured matmul. A CPU: fitted to ten layouts of 09 on two cores (tests/bench). A GPU:
+     * attention's rate relative to that of matmuls in its profile. */
+    if (h->measured && !h->gpu)
+        return (Constants){.efficiency = 0.9, .attention = 0.25, .links = 1};
+    if (!h->measured)
+        return k;
+    k.attention /= k.efficiency;
+    k.efficiency = k.links = 1;
     return k;
-}
-
-double memory_limit(const Cluster *c)
-{
-    return frameworks[c->framework].memory_limit;
 }

@@ -201,12 +201,10 @@ Query question_query(const Question *given)
 
     if (!fp32 && !fp8 && strcmp(given->dtype, "bf16"))
         fail_usage("--dtype: expected one of %s, got '%s'", dtype_names(), given->dtype);
-    const Framework f = *given->framework ? framework_named(given->framework)
-                        : q.model.in_09 ? FOR_09 : FOR_MEGATRON;
+    const Framework f = *given->framework ? framework_named(given->framework) : q.model.in_09 ? FOR_09 : FOR_MEGATRON;
     if (f == FRAMEWORKS || (f == FOR_09 && !q.model.in_09))
         fail_usage("--for: expected one of %s%s, got '%s'", framework_names(), f == FOR_09
-                   ? " but 09, which has no gated MLP, untied embedding or grouped queries" : "",
-                   given->framework);
+                   ? " but 09, which has no gated MLP, untied embedding or grouped queries" : "", given->framework);
     if (bytes && (bytes < 16 || bytes % 2 || fp32 || (f == FOR_09 && bytes != 18)))
         fail_usage("--state-bytes: expected 16, 18 or 20 without --dtype fp32, 18 for a model that 09 runs, got %d",
                    bytes);
@@ -235,9 +233,9 @@ Query question_query(const Question *given)
     q.cluster = (Cluster){.gpus = gpus, .per_node = given->pretend ? gpus : node, .framework = f,
                           .hides_exchange = f == FOR_MEGATRON, .stored = fp32 ? 4 : 2, .fp8 = fp8,
                           .gradients = fp32 ? 4 : bytes ? bytes - 14 : frameworks[f].gradients,
-                          .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS};
-    q.constants = given->pretend || isinf(q.hardware.bandwidth) ? exact_constants       /* simulated, or measured so */
-                  : q.hardware.measured ? measured_constants(f, &q.hardware) : constants_for(f, &q.hardware, NULL);
+                          .loss_rows = cpu ? CPU_LOSS_ROWS : GPU_LOSS_ROWS,
+                          .memory = frameworks[f].memory_limit * q.hardware.memory};
+    q.constants = constants_for(f, &q.hardware, NULL);
     memcpy(q.limits, given->limits, sizeof q.limits);
     return q;
 }

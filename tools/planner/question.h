@@ -13,7 +13,7 @@ typedef struct {                    /* 0, NULL; gated, tied: -1: as the model, o
     double capacity, tokens, price;
     int gpus, per_node, batch, state_bytes;
     const char *model, *hardware, *framework, *pretend, *dtype;
-    Model config;                   /* of the file that `model` names: the front end reads it (config.h) */
+    Model config;                   /* of the file that `model` names: the front end reads it (config.c) */
     Hardware machine;               /* likewise, `hardware` */
     Range limits[DIMENSIONS];
     const char *explain, *csv, *runs, *predictions;             /* of plan.c only */

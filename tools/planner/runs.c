@@ -9,7 +9,28 @@
 #include "../../common/base/error.h"
 #include "../../common/base/print.h"
 #include "machines.h"
-#include "question.h"
+
+typedef struct {
+    Query query;                    /* one grid's */
+    Grid grid;
+    int chunks;                     /* the grid's; more: as many as it may have had, as their number is not published */
+    int profile;                    /* of its constants */
+    int group;                      /* what cross-validation leaves out at once: the source; a model on so many nodes */
+    int set;                        /* runs from which a planner chooses: of one group, model and number of GPUs */
+    double weight;                  /* in a fit; 0: none, and not counted either */
+    double measured, memory;        /* tokens/s per GPU; bytes on the rank that needed most, or 0: not published */
+    double predicted, predicted_memory;
+    double slowest;                 /* predicted with the grid's chunks, while `predicted` has the fastest number */
+    bool planned;                   /* predicted as a plan is: without stalls and slow rings */
+    char *name, *line, *wrong;      /* of the group; as in the file; why it is not predicted, or NULL */
+} Run;
+
+typedef struct {
+    Run *all;
+    int count, groups, sets;
+    bool playbook;                  /* columns as in playbook_runs.csv; else as in published_runs.csv */
+    char *header;
+} Runs;
 
 /* ---- The file ---- */
 
@@ -62,24 +83,26 @@ static double number(const Row *r, const char *name, double least, double otherw
 static Run playbook_run(const Row *row)
 {
     Run r = {.profile = NANOTRON, .weight = 1, .chunks = 1};
-    const char *name = text_of(row, "model");
+    Question q = default_question;
     Grid *g = &r.grid;
 
-    if (!model_find(&r.query.model, name))
-        fail("%s, line %d: model: expected one of %s, got '%s'", row->file, row->row, model_names(), name);
-    const int gpus = 8 * number(row, "nodes", 1, NAN);
-    r.query.cluster = (Cluster){.gpus = gpus, .per_node = 8, .framework = FOR_NANOTRON, .published = true, .stored = 2,
-                                .gradients = 6, .loss_rows = GPU_LOSS_ROWS};
-    r.query.hardware = *hardware_find("h100");
-    *g = (Grid){.micro_batch = number(row, "micro_batch", 1, NAN), .accumulate = number(row, "accumulate", 1, NAN),
-                .dp = number(row, "dp", 1, NAN), .pp = number(row, "pp", 1, NAN), .tp = number(row, "tp", 1, NAN),
-                .cp = 1, .ep = 1, .etp = 1, .chunks = 1, .replicate = 1, .zero = number(row, "zero", 0, NAN)};
-    if ((double)g->dp * g->pp * g->tp != gpus)
+    q.model = text_of(row, "model"), q.framework = "nanotron";
+    if (!model_find(&r.query.model, q.model))
+        fail("%s, line %d: model: expected one of %s, got '%s'", row->file, row->row, model_names(), q.model);
+    q.gpus = 8 * number(row, "nodes", 1, NAN);
+    const int dp = number(row, "dp", 1, NAN), pp = number(row, "pp", 1, NAN), tp = number(row, "tp", 1, NAN);
+    *g = (Grid){.tp = tp, .pp = pp, .dp = dp, .cp = 1, .ep = 1, .etp = 1, .chunks = 1, .replicate = 1,
+                .micro_batch = number(row, "micro_batch", 1, NAN), .accumulate = number(row, "accumulate", 1, NAN),
+                .zero = number(row, "zero", 0, NAN)};
+    if ((double)g->dp * g->pp * g->tp != q.gpus)
         fail("%s, line %d: dp %d x pp %d x tp %d: expected %d ranks, 8 per node, got %.0f", row->file, row->row, g->dp,
-             g->pp, g->tp, gpus, (double)g->dp * g->pp * g->tp);
+             g->pp, g->tp, q.gpus, (double)g->dp * g->pp * g->tp);
+    q.batch = fmin(1 << 30, (double)g->dp * g->micro_batch * g->accumulate * r.query.model.seq);
+    r.query = question_query(&q);
+    r.query.cluster.published = true;
     r.measured = number(row, "tokens_per_second_per_gpu", 0, NAN);
     r.memory = GiB * number(row, "memory", 0, NAN);
-    r.name = strdup(format_text("%-5s %5d", r.query.model.name, gpus / 8));
+    r.name = strdup(format_text("%-5s %5d", r.query.model.name, q.gpus / 8));
     return r;
 }
 
@@ -135,7 +158,7 @@ static Run published_run(const Row *row)
     r.measured = number(row, "published_tokens_per_second_per_gpu", 0, 0);
     r.weight = r.measured && strcmp(text_of(row, "counted"), "no");
     const char *wrong = grid_read(&r.query, layout, &r.grid);
-    if (wrong && r.grid.zero == 1 && !(frameworks[r.query.cluster.framework].stages & 1 << 1)) {
+    if (wrong && r.grid.zero == 1 && !strchr(frameworks[r.query.cluster.framework].stages, '1')) {
         r.grid.zero = 2;                                /* of FSDP: what comes nearest */
         wrong = grid_error(&r.query, &r.grid);
     }
@@ -144,7 +167,9 @@ static Run published_run(const Row *row)
     return r;
 }
 
-Runs runs_read(const char *file)
+/* Reads a file whose columns have the names of playbook_runs.csv or, with a column `layout`, of published_runs.csv.
+ * They may be in any order; others are ignored. Fails with the file's name and the line's number. */
+static Runs runs_read(const char *file)
 {
     FILE *f = fopen(file, "r");
     Runs r = {0};
@@ -198,7 +223,7 @@ Runs runs_read(const char *file)
     return r;
 }
 
-void runs_write(const Runs *r, const char *file)
+static void runs_write(const Runs *r, const char *file)      /* with predicted tokens/s per GPU and GiB */
 {
     FILE *f = fopen(file, "w");
 
@@ -232,7 +257,8 @@ static Candidate predicted(const Run *r, const Constants k[PROFILES], int chunks
     return best;
 }
 
-void runs_predict(Runs *r, const Constants k[PROFILES], int group)
+/* Fills in predicted_memory of all runs, and predicted, with these constants, of the runs of `group`; -1: of all. */
+static void runs_predict(Runs *r, const Constants k[PROFILES], int group)
 {
     for (Run *x = r->all; x < r->all + r->count; x++) {
         if (x->wrong || (group >= 0 && x->group != group))
@@ -295,11 +321,12 @@ static void fit(const Runs *r, int profile, Constants k[PROFILES], int without)
 /* Kernels written for Ampere, on Hopper: as fast per multiprocessor and clock, as a fraction of a higher peak. */
 static const double HOPPER_ATTENTION = 312 * 132 * 1.755 / (108 * 1.41 * 989.4);
 
-void runs_fit(const Runs *r, Constants k[PROFILES], int without)
+/* Fits the constants to the runs that are not of the group `without` (-1: to all): the least mean of
+ * |log(predicted / measured)|, at most 1/4 per run, as some failed. A profile that no run has keeps its constants. */
+static void runs_fit(const Runs *r, Constants k[PROFILES], int without)
 {
-    for (int p = 0; p < PROFILES; p++)
-        k[p] = profiles[p].constants;
     for (int p = 0; p < PROFILES; p++) {
+        k[p] = profiles[p].constants;
         if (p == HOPPER)
             k[p].attention = k[AMPERE].attention * HOPPER_ATTENTION;
         if (p > MEGATRON_HOPPER)
@@ -315,43 +342,6 @@ static int ascending(const void *a, const void *b)
     const double x = *(const double *)a, y = *(const double *)b;
 
     return (x > y) - (x < y);
-}
-
-/* The rank of each of n numbers: how many are smaller. Equal numbers have their mean rank. */
-static void ranks(double *rank, const double *x, int n)
-{
-    for (int i = 0; i < n; i++) {
-        rank[i] = -n / 2.0;
-        for (int k = 0; k < n; k++)
-            rank[i] += x[k] < x[i] ? 1 : x[k] == x[i] ? 0.5 : 0;
-    }
-}
-
-static double spearman(const double *x, const double *y, int n)
-{
-    double a[n], b[n], xx = 0, yy = 0, xy = 0;
-
-    ranks(a, x, n);
-    ranks(b, y, n);
-    for (int i = 0; i < n; i++)
-        xx += a[i] * a[i], yy += b[i] * b[i], xy += a[i] * b[i];
-    return xx && yy ? xy / sqrt(xx * yy) : 1;
-}
-
-enum { MANY = 8 };                  /* runs of a set whose ranks say something */
-
-/* By how much the run of a set that is predicted to be fastest is slower than the fastest. */
-static double regret(const Runs *r, int set)
-{
-    double fastest = 0, predicted = 0, chosen = 0;
-
-    for (const Run *x = r->all; x < r->all + r->count; x++)
-        if (x->set == set && !x->wrong) {
-            chosen = x->predicted > predicted ? x->measured : chosen;
-            predicted = fmax(predicted, x->predicted);
-            fastest = fmax(fastest, x->measured);
-        }
-    return 1 - chosen / fastest;
 }
 
 /* Which runs: those of a group that count; or of all that count a kind, the last of which are of a profile, dense or
@@ -415,25 +405,40 @@ static double of_sources(const Runs *r, int kind, double part)
     return quantile(median, sources, part);
 }
 
-/* The rank correlation within a set; NAN: it has too few runs. */
-static double correlation(const Runs *r, int set, int *group)
+enum { MANY = 8 };                  /* runs of a set whose ranks say something */
+
+/* Of the runs of a group in a set: the rank correlation (Spearman's), and by how much the one that is predicted to be
+ * fastest is slower than the fastest. False: they are too few. */
+static bool judge(const Runs *r, int group, int set, double *correlation, double *regret)
 {
-    double measured[r->count], predicted[r->count];
+    const Run *fastest = r->all, *chosen = r->all;
+    double xx = 0, yy = 0, xy = 0;
     int n = 0;
 
-    for (const Run *x = r->all; x < r->all + r->count; x++)
-        if (x->set == set && in(x, ALL)) {
-            *group = x->group;
-            measured[n] = x->measured, predicted[n++] = x->predicted;
-        }
-    return n < MANY ? NAN : spearman(measured, predicted, n);
+    for (const Run *a = r->all; a < r->all + r->count; a++) {
+        double x = 0, y = 0;            /* twice the ranks, less their mean: how many are smaller, less the larger */
+        if (a->set != set || !in(a, group))
+            continue;
+        for (const Run *b = r->all; b < r->all + r->count; b++)
+            if (b->set == set && in(b, group)) {
+                x += (b->measured < a->measured) - (b->measured > a->measured);
+                y += (b->predicted < a->predicted) - (b->predicted > a->predicted);
+            }
+        xx += x * x, yy += y * y, xy += x * y;
+        fastest = !n || a->measured > fastest->measured ? a : fastest;
+        chosen = !n || a->predicted > chosen->predicted ? a : chosen;
+        n++;
+    }
+    *correlation = xx && yy ? xy / sqrt(xx * yy) : 1;
+    *regret = 1 - chosen->measured / fastest->measured;
+    return n >= MANY;
 }
 
 /* Errors of the runs of a group; and of its sets mean rank correlation and regret. */
 static void print_errors(const Runs *r, int group, const char *name)
 {
-    double sum = 0, lost = 0;
-    int n, of = 0, sets = 0;
+    double correlation, regret, correlations = 0, regrets = 0;
+    int n, sets = 0;
     const double error = error_quantile(r, group, ALL, SIZE, 0.5, &n);
     const double bias = error_quantile(r, group, ALL, SIGNED, 0.5, &n);
     const int runs = n;
@@ -443,12 +448,10 @@ static void print_errors(const Runs *r, int group, const char *name)
     const double memory = error_quantile(r, group, ALL, MEMORY, 0.5, &n);
     printf("%-40s %4d %13.1f%% %+7.1f%%", name, runs, error, bias);
     printf(n ? " %7.1f%%" : "        -", memory);
-    for (int s = 0; s < r->sets; s++) {
-        const double c = correlation(r, s, &of);
-        if (!isnan(c) && (group == of || group == ALL))
-            sum += c, lost += 100 * regret(r, s), sets++;
-    }
-    printf(sets ? " %9.2f %7.1f%% (%d)\n" : "         -        -\n", sum / sets, lost / sets, sets);
+    for (int s = 0; s < r->sets && group >= ALL; s++)           /* not of a kind */
+        if (judge(r, group, s, &correlation, &regret))
+            correlations += correlation, regrets += 100 * regret, sets++;
+    printf(sets ? " %9.2f %7.1f%% (%d)\n" : "         -        -\n", correlations / sets, regrets / sets, sets);
 }
 
 /* Runs that differ in fp8 only: how far the predicted gain of fp8 is from the published one. */
@@ -469,23 +472,20 @@ static void print_pairs(const Runs *r)
                quantile(error, n, 0.5), quantile(error, n, 1));
 }
 
-void runs_print(const Runs *r)
+static void runs_print(const Runs *r)
 {
     static const struct {
         int group;
         const char *name;
     } kinds[] = {{ALL, "all that count"}, {DENSE, "dense models"}, {MIXTURES, "mixtures of experts"},
                  {IN_FP8, "in fp8"}, {EASY, "pp = 1 and tp <= 8"}, {PLANNED, "without stalls and slow rings"}};
-    int n;
+    int n, shown = 0;
 
     printf("%-40s runs   median error   signed   memory  Spearman   regret (sets)\n",
            r->playbook ? "model, nodes" : "source");
-    for (int g = 0; g < r->groups; g++) {
-        const Run *x = r->all;
-        while (x->group != g)
-            x++;
-        print_errors(r, g, x->name);
-    }
+    for (const Run *x = r->all; x < r->all + r->count; x++)
+        if (x->group == shown)
+            print_errors(r, shown++, x->name);
     printf("\n");
     for (size_t i = 0; i < sizeof kinds / sizeof *kinds; i++)
         if (kinds[i].group != PLANNED || r->playbook)
@@ -509,4 +509,34 @@ void runs_print(const Runs *r)
     for (const Run *x = r->all; x < r->all + r->count; x++)
         if (x->wrong)
             printf("not predicted: %s, %s: %s\n", x->name, x->query.model.name, x->wrong);
+}
+
+void compare_runs(const Question *q)
+{
+    Runs r = runs_read(q->runs);
+    Constants k[PROFILES], others[PROFILES];
+
+    if (q->fit && q->cross_validate)
+        fail_usage("--fit and --cross-validate: expected one of them; --cross-validate fits once per group");
+    for (int p = 0; p < PROFILES; p++)
+        k[p] = profiles[p].constants;
+    if (q->fit)
+        runs_fit(&r, k, -1);
+    runs_predict(&r, k, -1);
+    for (int g = 0; q->cross_validate && g < r.groups; g++) {
+        runs_fit(&r, others, g);
+        runs_predict(&r, others, g);
+    }
+    if (q->predictions)
+        runs_write(&r, q->predictions);
+    runs_print(&r);
+    if (q->cross_validate)
+        printf("\n(each group predicted with constants fitted to the others)\n");
+    else
+        printf("\nconstants%s:\n", q->fit ? ", fitted to these runs" : "");
+    for (int p = 0; p < PROFILES && !q->cross_validate; p++) {
+        printf("  %-8s", profiles[p].name);
+        for (int c = 0; c < CONSTANTS; c++)
+            printf(" %s %.3g%s", constant_name[c], (&k[p].efficiency)[c], c < CONSTANTS - 1 ? "" : "\n");
+    }
 }

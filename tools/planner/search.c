@@ -1,7 +1,6 @@
 #include "search.h"
 
 #include <math.h>
-#include <stddef.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -14,27 +13,14 @@ enum { MAX_SEQUENCES = 128 };       /* per micro-batch */
 static const double CLOSE = 1.03, ROOM = 0.95;          /* of search() */
 enum { FAR = 4096 };                /* how far possible numbers of GPUs and sequences are looked for */
 
-bool fits(const Query *q, const Memory *m)
-{
-    return m->total <= memory_limit(&q->cluster) * q->hardware.memory;
-}
-
 const char *const dimension_name[DIMENSIONS] = {"tp", "cp", "pp", "ep", "etp", "dp", "micro-batch", "accumulate",
                                                 "chunks", "replicate", "zero", "recompute"};
 
-static const size_t offset[DIMENSIONS] = {
-    offsetof(Grid, tp), offsetof(Grid, cp), offsetof(Grid, pp), offsetof(Grid, ep), offsetof(Grid, etp),
-    offsetof(Grid, dp), offsetof(Grid, micro_batch), offsetof(Grid, accumulate), offsetof(Grid, chunks),
-    offsetof(Grid, replicate), offsetof(Grid, zero), offsetof(Grid, recompute)};
-
-static int *size_of(Grid *g, Dimension d)
-{
-    return (int *)((char *)g + offset[d]);
-}
+_Static_assert(sizeof(Grid) == DIMENSIONS * sizeof(int), "a Dimension per size of a Grid");
 
 int grid_size(const Grid *g, Dimension d)
 {
-    return *size_of((Grid *)g, d);
+    return ((const int *)g)[d];
 }
 
 static const char *const recompute_name[] = {"none", "selective", "full"};
@@ -67,28 +53,13 @@ const char *grid_text(const Grid *g, const Grid *but)
 /* How many chunks have a layer less than the others. Megatron-LM's recipe of DeepSeek-V3 has 61 layers in 64 places:
  * the first and the last chunk have the embedding, the head and the prediction of a second token instead. */
 enum { MOST_UNEVEN = 3 };
-static int uneven(const Model *m, const Grid *g)
-{
-    const int chunks = g->pp * g->chunks;
-
-    return (chunks - m->layers % chunks) % chunks;
-}
 
 static bool can_interleave(const Query *q, const Grid *g)
 {
+    const int layers = q->model.layers, chunks = g->pp * g->chunks, uneven = (chunks - layers % chunks) % chunks;
+
     return g->chunks == 1 || (frameworks[q->cluster.framework].interleaves && g->pp > 1 && g->accumulate % g->pp == 0
-                              && uneven(&q->model, g) <= (q->model.layers % g->pp ? MOST_UNEVEN : 0));
-}
-
-/* "0, 2, 3": the ZeRO stages that a framework has. */
-static const char *stages_text(const Traits *f)
-{
-    const char *text = "0";
-
-    for (int zero = 1; zero <= 3; zero++)
-        if (f->stages >> zero & 1)
-            text = format_text("%s, %d", text, zero);
-    return text;
+                              && uneven <= (layers % g->pp ? MOST_UNEVEN : 0));
 }
 
 const char *grid_error(const Query *q, const Grid *g)
@@ -125,8 +96,8 @@ const char *grid_error(const Query *q, const Grid *g)
     if (m->experts && (m->experts % g->ep || expert_ranks(g, &q->cluster) % g->ep))
         return format_text("ep %d: expected a divisor of the %d experts and of the %d ranks with other tokens", g->ep,
                            m->experts, expert_ranks(g, &q->cluster));
-    if (!(f->stages >> g->zero & 1))
-        return format_text("zero %d: expected one of those that %s has: %s", g->zero, f->command, stages_text(f));
+    if (g->zero > 3 || !strchr(f->stages, '0' + g->zero))
+        return format_text("zero %d: expected one of those that %s has: %s", g->zero, f->command, f->stages);
     if (g->zero > 1 && g->pp > 1 && q->cluster.framework != FOR_TORCHTITAN)
         return format_text("zero %d with pp %d: expected zero 0 or 1, as in a pipeline ZeRO-2 and 3 would "
                            "reduce-scatter or all-gather in every micro-batch", g->zero, g->pp);
@@ -147,7 +118,7 @@ Candidate candidate_of(const Query *q, const Grid *g)
     Candidate c = {.grid = *g, .memory = grid_memory(&q->model, g, &q->cluster)};
 
     c.time = grid_time(&q->model, g, &q->cluster, &q->hardware, &q->constants, NULL);
-    c.tokens = grid_tokens(&q->model, g) / c.time.total / q->cluster.gpus;
+    c.tokens = (double)q->sequences * q->model.seq / c.time.total / q->cluster.gpus;
     c.mfu = c.tokens * model_flops(&q->model) / q->hardware.peak;
     return c;
 }
@@ -177,16 +148,16 @@ static void add_candidate(const Query *q, const Grid *g, Candidates *c)
     if (c->count && c->count % SHOWN_EVERY == 0)
         show_progress(format_text("%s grids", number_text(c->count)));
     const Memory memory = grid_memory(&q->model, g, &q->cluster);
-    c->fitting += fits(q, &memory);
-    c->all[c->count++] = fits(q, &memory) ? candidate_of(q, g) : (Candidate){.grid = *g, .memory = memory};
+    const bool fits = memory.total <= q->cluster.memory;
+    c->fitting += fits;
+    c->all[c->count++] = fits ? candidate_of(q, g) : (Candidate){.grid = *g, .memory = memory};
 }
 
 /* Every possible grid with the ranks and micro-batches of `g`. */
 static void add_variants(const Query *q, Grid g, Candidates *c)
 {
-    const Traits *f = &frameworks[q->cluster.framework];
-    const int ranks = expert_ranks(&g, &q->cluster), most = (q->model.layers + MOST_UNEVEN) / g.pp;
-    const int chunks = f->interleaves && g.pp > 1 ? most : 1;
+    const bool interleaves = frameworks[q->cluster.framework].interleaves && g.pp > 1;
+    const int ranks = expert_ranks(&g, &q->cluster), chunks = interleaves ? (q->model.layers + MOST_UNEVEN) / g.pp : 1;
     /* Copies of sharded states: one, or one per node; where a number is asked for, any. */
     const bool any = q->limits[REPLICATE].given;
     const int nodes = fmax(1, g.tp * g.cp * g.dp / q->cluster.per_node), step = any ? 1 : fmax(1, nodes - 1);
@@ -206,32 +177,6 @@ static void add_variants(const Query *q, Grid g, Candidates *c)
                             if (allowed(q, &v) && !grid_error(q, &v))
                                 add_candidate(q, &v, c);
             }
-}
-
-static double limit;                /* bytes that fit, for better() */
-
-static int better(const void *a, const void *b)
-{
-    const Candidate *x = a, *y = b;
-    const bool x_fits = x->memory.total <= limit, y_fits = y->memory.total <= limit;
-
-    if (x_fits != y_fits)
-        return y_fits - x_fits;
-    const double p = x_fits ? x->time.total : x->memory.total, r = y_fits ? y->time.total : y->memory.total;
-    if (p != r)
-        return p < r ? -1 : 1;
-    const int64_t s = (int64_t)x->grid.tp * x->grid.cp * x->grid.pp, t = (int64_t)y->grid.tp * y->grid.cp * y->grid.pp;
-    return s != t ? (s > t) - (s < t) : (x->memory.total > y->memory.total) - (x->memory.total < y->memory.total);
-}
-
-static Candidates sorted(const Query *q)
-{
-    const Candidates c = candidates(q);
-
-    limit = memory_limit(&q->cluster) * q->hardware.memory;
-    if (c.count)
-        qsort(c.all, c.count, sizeof *c.all, better);
-    return c;
 }
 
 /* Sizes that are 0 follow from the others, from GPUs and batch; without them they are 1. */
@@ -284,10 +229,10 @@ static _Noreturn void fail_without_grid(const Query *q)
     Grid g = smallest;
 
     memset(free.limits, 0, sizeof free.limits);
-    const Candidates c = sorted(&free);
+    const Candidates c = candidates(&free);
     for (int d = 0; d < DIMENSIONS; d++)
         if (q->limits[d].given)
-            *size_of(&g, d) = fmax(q->limits[d].least, grid_size(&g, d));
+            ((int *)&g)[d] = fmax(q->limits[d].least, grid_size(&g, d));
     fill_grid(q, &g);
     const char *others = c.count ? "" : possible_numbers(&free);
     const char *wrong = grid_error(q, &g);
@@ -298,13 +243,12 @@ static _Noreturn void fail_without_grid(const Query *q)
          q->cluster.gpus, reason, c.count, c.fitting ? "fastest" : "smallest", grid_text(&c.all[0].grid, NULL));
 }
 
-static double least_bytes(const Query *q)
+static double least_bytes(Query q)
 {
-    const Candidates c = candidates(q);
-    double least = INFINITY;
+    q.cluster.memory = 0;               /* nothing fits, so the smallest is the first */
+    const Candidates c = candidates(&q);
+    const double least = c.count ? c.all[0].memory.total : INFINITY;
 
-    for (int i = 0; i < c.count; i++)
-        least = fmin(least, c.all[i].memory.total);
     free(c.all);
     return least;
 }
@@ -316,13 +260,14 @@ static const char *room_elsewhere(const Query *q)
     Query other = *q;
 
     memset(other.limits, 0, sizeof other.limits);
-    for (int times = 2; times <= 256 && !(least_bytes(&other) <= memory_limit(&q->cluster) * q->hardware.memory);
-         times *= 2) {
+    Candidates c = candidates(&other);
+    for (int times = 2; times <= 256 && !c.fitting; times *= 2) {
         other = *q;
         other.cluster.gpus *= times;
         other.cluster.gpus -= other.cluster.gpus > node ? other.cluster.gpus % node : 0;
+        free(c.all);
+        c = candidates(&other);
     }
-    const Candidates c = sorted(&other);
     if (!c.fitting)
         return "nor does one fit on 256 times as many GPUs";
     const char *fastest = grid_text(&c.all[0].grid, NULL);
@@ -349,25 +294,40 @@ static const char *unplanned(const Cluster *c, const Memory *m)
 static _Noreturn void fail_without_room(const Query *q, const Candidate *least)
 {
     const int seq = q->model.seq;
-    const double part = memory_limit(&q->cluster), all = q->hardware.memory / GiB;
+    const double limit = q->cluster.memory, all = q->hardware.memory;
     Query bf16 = *q, shorter = *q;
 
     bf16.cluster.gradients = 2;
     /* cp and tp cannot split an odd length. */
     shorter.model.seq = seq % 16 && seq > 512 ? (seq + 512) / 1024 * 1024 : seq / 2;
-    const double fewer = least_bytes(&bf16), less = least_bytes(&shorter);
+    const double fewer = least_bytes(bf16), less = least_bytes(shorter);
     const char *elsewhere = room_elsewhere(q);
     const char *in_bf16 = fewer < least->memory.total ? format_text("; with --state-bytes 16 %.1f", fewer / GiB) : "";
     fail("no grid fits in %.1f GiB per GPU (%.0f%% of %.1f): the smallest needs %.1f, with %s%s; with --seq %d "
-         "%.1f; %s; %s", part * all, 100 * part, all, least->memory.total / GiB, grid_text(&least->grid, NULL),
-         in_bf16, shorter.model.seq, less / GiB, elsewhere, unplanned(&q->cluster, &least->memory));
+         "%.1f; %s; %s", limit / GiB, 100 * limit / all, all / GiB, least->memory.total / GiB,
+         grid_text(&least->grid, NULL), in_bf16, shorter.model.seq, less / GiB, elsewhere,
+         unplanned(&q->cluster, &least->memory));
+}
+
+/* The order of candidates: those that fit have a time. */
+static int better(const void *a, const void *b)
+{
+    const Candidate *x = a, *y = b;
+    const bool x_fits = x->time.total > 0, y_fits = y->time.total > 0;
+
+    if (x_fits != y_fits)
+        return y_fits - x_fits;
+    const double p = x_fits ? x->time.total : x->memory.total, r = y_fits ? y->time.total : y->memory.total;
+    if (p != r)
+        return p < r ? -1 : 1;
+    const int64_t s = (int64_t)x->grid.tp * x->grid.cp * x->grid.pp, t = (int64_t)y->grid.tp * y->grid.cp * y->grid.pp;
+    return s != t ? (s > t) - (s < t) : (x->memory.total > y->memory.total) - (x->memory.total < y->memory.total);
 }
 
 Candidates candidates(const Query *q)
 {
     const int n = q->cluster.gpus;
-    const Range given = q->limits[MICRO_BATCH];
-    const int most = given.given && given.most < MAX_SEQUENCES ? given.most : MAX_SEQUENCES;
+    const int most = q->limits[MICRO_BATCH].given ? fmin(q->limits[MICRO_BATCH].most, MAX_SEQUENCES) : MAX_SEQUENCES;
     Candidates c = {0};
 
     for (int tp = 1; tp <= n && tp <= q->model.heads; tp++)
@@ -382,6 +342,8 @@ Candidates candidates(const Query *q)
                 }
     if (c.count > SHOWN_EVERY)
         show_progress("");
+    if (c.count)
+        qsort(c.all, c.count, sizeof *c.all, better);
     return c;
 }
 
@@ -391,14 +353,10 @@ int technique_count(const Grid *g)
            + (g->zero > 1) + (g->recompute != NO_RECOMPUTATION);
 }
 
-bool has_room(const Query *q, const Memory *m)
-{
-    return m->total <= ROOM * memory_limit(&q->cluster) * q->hardware.memory;
-}
-
 Candidates search(const Query *q)
 {
-    Candidates c = sorted(q);
+    const double spare = ROOM * q->cluster.memory;
+    Candidates c = candidates(q);
     int best = 0;
 
     if (!c.count)
@@ -408,7 +366,7 @@ Candidates search(const Query *q)
     c.fastest = c.all[0];
     for (int i = 1; i < c.fitting && c.all[i].time.total <= CLOSE * c.fastest.time.total; i++) {
         const Candidate *x = &c.all[i], *y = &c.all[best];
-        const bool room = has_room(q, &x->memory), enough = has_room(q, &y->memory);
+        const bool room = x->memory.total <= spare, enough = y->memory.total <= spare;
         best = room > enough || (room == enough && technique_count(&x->grid) < technique_count(&y->grid)) ? i : best;
     }
     const Candidate chosen = c.all[best];
@@ -440,34 +398,20 @@ const char *grid_read(const Query *q, const char *text, Grid *of)
 
     snprintf(copy, sizeof copy, "%s", text);
     for (char *item = strtok(copy, ","); item; item = strtok(NULL, ",")) {
+        const char *number = item + strcspn(item, "=");
         int d = 0, value = -1;
-        char *number = strchr(item, '=');
-        if (number)
-            *number++ = 0;
-        while (d < DIMENSIONS && strcmp(item, dimension_name[d]))
+        while (d < DIMENSIONS && strncmp(format_text("%s=", dimension_name[d]), item, number - item + 1))
             d++;
-        if (number && d == RECOMPUTE)
-            value = recompute_named(number);
-        else if (!number || sscanf(number, "%d%c", &value, &end) != 1 || (d == ZERO && value > 3))
+        if (d == RECOMPUTE)
+            value = recompute_named(number + 1);
+        else if (sscanf(number, "=%d%c", &value, &end) != 1 || (d == ZERO && value > 3))
             value = -1;
-        if (number)
-            number[-1] = '=';                               /* the message has the full item */
         if (d == DIMENSIONS || value < (d < ZERO))
             return format_text("expected a list like tp=2,cp=1,pp=4,dp=8,micro-batch=1,accumulate=4,zero=1,"
                                "recompute=none (zero from 0 to 3, recompute none, selective or full), got '%s'", item);
-        *size_of(&g, d) = value;
+        ((int *)&g)[d] = value;
     }
     fill_grid(q, &g);
     *of = g;
     return grid_error(q, &g);
-}
-
-Grid grid_parse(const Query *q, const char *text)
-{
-    Grid g;
-    const char *wrong = grid_read(q, text, &g);
-
-    if (wrong)
-        fail_usage("--explain %s: %s", text, wrong);
-    return g;
 }

@@ -44,17 +44,15 @@ typedef struct {                    /* the input of a plan */
 const char *grid_error(const Query *q, const Grid *g);
 
 Candidate candidate_of(const Query *q, const Grid *g);      /* with its time, whether it fits or not */
-bool fits(const Query *q, const Memory *m);
 
-/* All candidates, in any order; possibly none, and none that fit. The caller frees c.all. */
+/* All candidates; possibly none, and none that fit. The caller frees c.all. */
 Candidates candidates(const Query *q);
 
-/* The same in order, but fails if no grid is possible, or none fits, and names what would be. The best is one of those
- * within 3% of the fastest, which is less than the formulas' error: with 5% of the memory to spare, if there is one;
- * then with the fewest techniques; then the fastest. */
+/* The same with the best first; fails if no grid is possible, or none fits, and names what would be. The best is one of
+ * those within 3% of the fastest, which is less than the formulas' error: with 5% of the memory to spare, if there is
+ * one; then with the fewest techniques; then the fastest. */
 Candidates search(const Query *q);
 int technique_count(const Grid *g);                      /* but for ZeRO-1, which costs nothing */
-bool has_room(const Query *q, const Memory *m);         /* 5% to spare */
 
 /* The fastest candidate that fits and differs from the best in `d`, in no other technique; NULL: none. */
 const Candidate *fastest_other(const Candidates *c, Dimension d);
@@ -64,6 +62,5 @@ const char *grid_text(const Grid *g, const Grid *but);
 
 /* Reads such a text. Sizes not named are 1; dp and accumulate follow from GPUs and batch. NULL, or what is wrong. */
 const char *grid_read(const Query *q, const char *text, Grid *g);
-Grid grid_parse(const Query *q, const char *text);      /* likewise; fails if it is wrong */
 
 #endif

@@ -75,21 +75,11 @@ static void plan(Given given)
         else if (strcmp(given.name[i], "memory") && strcmp(given.name[i], "seconds"))       /* goals */
             question_set(&question, given.name[i], given.value[i]);
     const Query q = question_query(&question);
-    print_query(&q);
+    const Candidate c = print_plan(&q, explain, NULL);
     if (explain) {
-        const Grid g = grid_parse(&q, explain);
-        const Candidate c = candidate_of(&q, &g);
-        print_formulas(&q, &g);
-        print_commands(&q, &g);
         goal(given, "memory", "GiB on the fullest rank:", c.memory.total / GiB);
         goal(given, "seconds", "seconds per step:", c.time.total);
-        return;
     }
-    const Candidates c = search(&q);
-    print_table(&q, &c);
-    print_steps(&q, &c);
-    print_advice(&q, &c);
-    print_commands(&q, &c.all[0].grid);
 }
 
 static void print_options(Given g)
