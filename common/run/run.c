@@ -115,14 +115,15 @@ static void print_device(bool tf32)
 {
     const char *precision = tf32 ? ", in TF32" : ", in float", *simulated = options.pretend ? " (simulated)" : "";
     const double gflops = peak_flops() / 1e9;
+    const int digits = gflops < 1 ? 2 : gflops < 10;
 
     if (device_is_host())
         precision = "";
     if (comm_size(world) == 1)
-        print_rank_0("device  %s, %.0f GFLOP/s of matmul%s%s\n", device_name(), gflops, precision, simulated);
+        print_rank_0("device  %s, %.*f GFLOP/s of matmul%s%s\n", device_name(), digits, gflops, precision, simulated);
     else
-        print_rank_0("device  %s per rank, %.0f GFLOP/s of matmul in total%s%s\n", device_name(), gflops, precision,
-                     simulated);
+        print_rank_0("device  %s per rank, %.*f GFLOP/s of matmul in total%s%s\n", device_name(), digits, gflops,
+                     precision, simulated);
 }
 
 static void print_summary(const char *carrier, bool tf32)
