@@ -38,7 +38,7 @@ typedef struct {
     int save_every;                         /* steps; 0: at the end only */
     int keep;                               /* checkpoints, the last ones */
     const char *metrics, *report, *trace, *dump_gradients;     /* files; NULL: none */
-    const char *timeline;                   /* "", a step, or FILE.svg; NULL: none */
+    const char *timeline;                   /* "", a step, 30ms, or FILE.svg; NULL: none */
     CommChoice comm;
     Tf32Choice tf32;                        /* on a GPU: whether F32 matmuls round their inputs to TF32 */
     int threads;                            /* per rank; 0: OMP_NUM_THREADS, or the machine's cores per rank */

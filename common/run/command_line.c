@@ -71,7 +71,8 @@ static const struct {
     {FILES, {"report", OPTION_TEXT, &options.report, "memory, traffic and time, as JSON, at the end", "FILE"}},
     {FILES, {"trace", OPTION_TEXT, &options.trace, "timeline for ui.perfetto.dev", "FILE"}},
     {FILES, {"timeline", OPTION_MAYBE, &options.timeline, "draw a step of all ranks in the terminal: the last one, or "
-             "this one; or draw the last one to a file", "STEP|FILE.svg"}},
+             "this one; with a time such as 30ms for each letter, so that two runs have one scale; or draw the last "
+             "one to a file", "STEP|TIMEms|FILE.svg"}},
     {FILES, {"dump-gradients", OPTION_TEXT, &options.dump_gradients,
              "the first step's gradients and batch, as safetensors", "FILE"}},
     {MACHINE, {"comm", OPTION_CHOICE, &options.comm, "library that carries tensors between ranks", "auto|mpi|nccl"}},

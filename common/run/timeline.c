@@ -31,6 +31,7 @@ typedef struct {                            /* the step, an operator, or a trans
 static Box *boxes;
 static int64_t stride = 1;
 static double begin = INFINITY, cell;       /* seconds: when the first rank began the step; of a cell */
+static double wanted_cell;                  /* seconds; 0: the step fills the window */
 static int step_drawn;
 
 static Kind kind_of(const TraceSpan *s)
@@ -91,31 +92,29 @@ typedef struct {
 } Writer;
 
 static int cells;                           /* across: characters, or pixels of an SVG */
-static bool color;                          /* of a terminal; false: letters */
+static bool color;                          /* of a terminal; false: letters alone */
 static FILE *file;                          /* of an SVG */
 
 static void terminal_title(const char *ms, int height)
 {
     (void)height;
     printf("step %d, %s ms", step_drawn, ms);
+    if (wanted_cell > 0)
+        printf(", %s ms a letter", ms_text(cell));
 }
 
 /* Waiting is drawn faint, which suits dark and light terminals. */
 static void terminal_run(Kind k, int x, int y, int width)
 {
     const int rgb = kinds[k].color;
-    const char *block = k == WAITING ? "\u2591" : "\u2588";
 
     (void)x, (void)y;
     if (color && k == WAITING)
         printf("\033[0;2m");
     else if (color && k)
-        printf("\033[0;38;2;%d;%d;%dm", rgb >> 16, rgb >> 8 & 255, rgb & 255);
+        printf("\033[0;30;48;2;%d;%d;%dm", rgb >> 16, rgb >> 8 & 255, rgb & 255);   /* black on the kind's color */
     for (int i = 0; i < width; i++)
-        if (color && k)
-            printf("%s", block);
-        else
-            putchar(kinds[k].meaning[0]);
+        putchar(kinds[k].meaning[0]);
     printf("%s", color && k ? "\033[0m" : "");
 }
 
@@ -177,16 +176,23 @@ static const Writer *writer;
 int timeline_open(int first_step)
 {
     char *end = "";
+    long step = options.steps;
 
     if (!options.timeline || options.steps <= first_step)
         return 0;
     const size_t length = strlen(options.timeline);
     const bool to_file = length > 4 && !strcmp(options.timeline + length - 4, ".svg");
     writer = to_file ? &svg : &terminal;
-    const long step = *options.timeline && !to_file ? strtol(options.timeline, &end, 10) : options.steps;
+    if (*options.timeline && !to_file) {
+        const double number = strtod(options.timeline, &end);
+        if (!strcmp(end, "ms") && number > 0 && number < INFINITY)
+            wanted_cell = number / 1e3, end = "";
+        else
+            step = strtol(options.timeline, &end, 10);
+    }
     if (*end || step <= first_step || step > options.steps)
-        fail_usage("--timeline: expected a step from %d to %d, a file named *.svg, or nothing, got '%s'",
-                   first_step + 1, options.steps, options.timeline);
+        fail_usage("--timeline: expected a step from %d to %d, milliseconds per letter such as 30ms, a file named "
+                   "*.svg, or nothing, got '%s'", first_step + 1, options.steps, options.timeline);
     output_check("timeline", to_file ? options.timeline : NULL, "<svg");
     return step_drawn = step;
 }
@@ -287,7 +293,8 @@ void timeline_draw(void)
             lanes[i] = b, rows++;
     }
     open_writer();
-    cell = (end - begin) / cells;
+    cell = fmax(wanted_cell, (end - begin) / cells);
+    cells = fmin(cells, ceil((end - begin) / cell));
     writer->title(ms_text(end - begin), LANE_HEIGHT * (rows + 3));
     for (int k = FORWARD, x = 120; k < KINDS; k++)
         if (seconds[k] > 0) {

@@ -94,7 +94,9 @@ static void command_lines(void **state)
         {2, "--save-every 1", "--save-every|--save"},
         {2, "--keep 2", "--keep 2: --save DIR is missing"},
         {2, "--keep 0 --save new", "--keep: expected an integer from 1 to"},
-        {2, "--timeline 4", "--timeline: expected a step from 1 to 3, a file named *.svg, or nothing, got '4'"},
+        {2, "--timeline 4", "--timeline: expected a step from 1 to 3, milliseconds per letter such as 30ms, a file "
+            "named *.svg, or nothing, got '4'"},
+        {2, "--timeline 0ms", "--timeline: expected|got '0ms'"},
         {1, "--timeline afile/x.svg", "--timeline: cannot create afile/x.svg: Not a directory"},
         {2, "--sample 5 --prompt z", "--sample 5|byte 122|--vocab 97"},
         {1, "--preset 405b --data long", "not enough memory: needs | TB, | available|--recompute full"},

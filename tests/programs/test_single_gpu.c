@@ -217,6 +217,23 @@ static void the_timeline_shows_the_trace(void **state)
     result_free(r);
 }
 
+/* With --timeline 20ms a letter is 20 ms, or longer if the step would not fit. */
+static void a_letter_is_as_long_as_asked(void **state)
+{
+    static const char *scales[] = {"20", "1e-3", NULL};
+
+    for (const char **scale = scales; *scale; scale++) {
+        Result r = run(CPU " " SHAPE " --data %s --steps 1 --quiet --pretend 0.05,1,20 --threads 1 --timeline %sms",
+                       tokens(), *scale);
+        assert_int_equal(r.status, 0);
+        const char *lane = strstr(r.out, "rank 0  compute   ") + 18;
+        const double cells = strcspn(lane, "\n"), letter = number_after(r.out, " ms, ");
+        assert_true(fabs(cells * letter - number_after(r.out, "step 1, ")) < 1.01 * letter);
+        assert_true(scale == scales ? letter == 20 : cells == 82);
+        result_free(r);
+    }
+}
+
 /* Under --pretend a receive that waits for its sender is not in flight: only 1 ms + 2,048 bytes at 1 MB/s are, for each
  * of the middle rank's 6 sends and 6 receives. What it waits for is said all the same. */
 static void only_moving_bytes_are_in_flight(void **state)
@@ -238,6 +255,7 @@ int main(void)
         cmocka_unit_test(ranks_share_a_trace),
         cmocka_unit_test(live_memory_is_in_the_trace),
         cmocka_unit_test(the_timeline_shows_the_trace),
+        cmocka_unit_test(a_letter_is_as_long_as_asked),
         cmocka_unit_test(only_moving_bytes_are_in_flight),
         cmocka_unit_test(metrics_are_consistent),
         cmocka_unit_test(runs_repeat_bit_for_bit),
