@@ -101,8 +101,10 @@ $(BUILD)/cuda/nvcc_flags: always
 -include $(shell find build -name '*.d' 2>/dev/null)
 
 # For --timeline: under mpiexec a rank has no terminal.
-run: export CLICOLOR_FORCE := $(if $(MAKE_TERMOUT),1)
-run: export COLUMNS := $(if $(MAKE_TERMOUT),$(shell tput cols 2>/dev/null))
+ifneq ($(MAKE_TERMOUT),)
+run: export CLICOLOR_FORCE := 1
+run: export COLUMNS := $(shell tput cols 2>/dev/null)
+endif
 run: known-stage deps-run	## train for a minute, on a GPU if there is one: STAGE=01 NP=4 ARGS=... SIMULATE=1
 	@$(if $(filter cpu,$(BACKEND)),$(if $(GPUS),echo "running on the CPU: $(GPUS)"))
 	@case "$(NP)" in '' | 0* | *[!0-9]*) \
