@@ -15,7 +15,7 @@ row() {
     awk -v name="$2   $1" '
         $3 == "bytes" || $3 == "bytes," {number = $2; gsub(",", "", number); gb[$1] = number / 1e9}
         /^  total .* fit$/ {fits = $4 <= $(NF - 1)}
-        /^  total .* s  / {seconds = sprintf("%.1f s", $2)}
+        /^  total .* s  / {seconds = sprintf("%.2f s", $2)}
         END {
             printf "\"%s\" %f %f %f %f %f \"%.0f GB\" \"%s\"\n", name, gb["parameters"], gb["gradients"],
                 gb["master"] + gb["optimizer"], gb["activations"], gb["workspace"] + gb["communication"],
@@ -24,6 +24,7 @@ row() {
 }
 
 row 03 "data parallelism" dp=64,zero=0
+row 04 "ZeRO-1" dp=64,zero=1
 row 04 "ZeRO-3" dp=64,zero=3
 row 06 "pipeline, over 8 GPUs" pp=8,dp=8,zero=0
 row 05 "tensor, over 8 GPUs" tp=8,dp=8,zero=0
@@ -38,7 +39,7 @@ case ${1-} in
     llama="$plan --model llama3-8b --batch 512K --state-bytes 16"
     {
         $llama --gpus 512 --explain tp=8,dp=64,zero=0 |
-            awk '/^  total .* s  / {printf "the 64 sequences, and the step takes %.1f s\n", $2}'
+            awk '/^  total .* s  / {printf "the 64 sequences, and the step takes %.2f s\n", $2}'
         $llama --gpus 64 | tr '\n' ' ' |
             sed -E 's/.*(by less than [0-9.]+%), (nine in ten by less than [0-9.]+%).*/\1, and \2/'
         echo
