@@ -492,6 +492,7 @@ static void options_are_those_of_the_sources(void **state)
         "--model llama3-70b --gpus 64 --pp 16 --layers 79 --chunks 1",
         "--gpus 8 --model 1b --for torchtitan --pp 2 --zero 0", "--model mixtral-8x7b --capacity 1.25 --ep 8",
         "--model deepseek-v3 --gpus 2048 --batch 64M --hardware h800", "--zero 3 --replicate 8 --head-dim 64",
+        "--model llama3-8b --gpus 64 --state-bytes 16",
         "--model qwen3-235b --gpus 256 --hardware gb200 --dtype mxfp8 --batch 32M --tp 4"};
     struct { char framework[16], option[64]; bool printed; } known[160];
     char line[256];

@@ -136,7 +136,9 @@ static void print_megatron(const Query *q, const Grid *g)
     word(m->experts, "--expert-model-parallel-size %d --expert-tensor-parallel-size %d", g->ep, g->etp);
     word(g->zero == 1, "--use-distributed-optimizer --overlap-grad-reduce --overlap-param-gather");
     word(g->zero >= 2, "--use-megatron-fsdp --init-model-with-meta-device --ckpt-format fsdp_dtensor");
-    word(g->zero >= 2, "--no-gradient-accumulation-fusion");
+    word(g->zero >= 2, "--no-gradient-accumulation-fusion%s", q->cluster.stored == 2 && q->cluster.gradients > 2
+         ? " --megatron-fsdp-main-grads-dtype fp32" : "");
+    word(g->zero < 2 && q->cluster.gradients == 2, "--grad-reduce-in-bf16");
     word(g->zero >= 2, "--data-parallel-sharding-strategy %s", g->zero == 2 ? "optim_grads" : "optim_grads_params");
     word(g->replicate > 1, "--num-distributed-optimizer-instances %d", g->replicate);
     word(g->recompute, "--recompute-granularity %s", size_text(RECOMPUTE, g->recompute));
@@ -166,7 +168,8 @@ static void print_nanotron(const Query *q, const Grid *g)
            "      parallelism: {dp: %d, tp: %d, pp: %d, context_parallel_size: %d, expert_parallel_size: %d,\n"
            "        pp_engine: 1f1b, tp_mode: REDUCE_SCATTER, tp_linear_async_communication: true,\n"
            "        recompute_layer: %s}\n", g->dp, g->tp, g->pp, g->cp, g->ep, g->recompute ? "true" : "false");
-    printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: true}\n", g->zero > 1 ? 1 : g->zero);
+    printf("      optimizer: {zero_stage: %d, accumulate_grad_in_fp32: %s}\n", g->zero > 1 ? 1 : g->zero,
+           q->cluster.gradients == 2 ? "false" : "true");
     printf("      tokens: {sequence_length: %d, micro_batch_size: %d, batch_accumulation_per_replica: %d}\n", m->seq,
            g->micro_batch, g->accumulate);
     printf("      model: {dtype: %s, model_config: {%s: true,\n", dtype, kind);
