@@ -9,7 +9,7 @@ set rmargin 1
 set tmargin 3.2
 set bmargin 2.6
 set tics nomirror textcolor rgb "#333333" scale 0
-set xtics 0,20,160 format "%g" scale 0.5
+set xtics 0,20,180 format "%g" scale 0.5
 color(i) = word("#0072b2 #e69f00 #cc79a7 #009e73 #d55e00", i)
 do for [i=1:5] {
     x = 0.26 + word("0 0.135 0.26 0.425 0.56", i)
@@ -20,9 +20,9 @@ do for [i=1:5] {
 set label 6 "GB per GPU" at 80,STATS_records+1 center tc rgb "#333333"
 set label 7 "an H100 has 80 GB" at 80,-0.85 center tc rgb "#333333"
 set label 10 "chapter" at -2,-0.85 right tc rgb "#333333"
-set label 8 "in all" at 200,-0.85 right tc rgb "#333333"
-set label 9 "a step takes" at 232,-0.85 right tc rgb "#333333"
-set xrange [0:233]
+set label 8 "in all" at 215,-0.85 right tc rgb "#333333"
+set label 9 "a step takes" at 255,-0.85 right tc rgb "#333333"
+set xrange [0:256]
 set yrange [STATS_records-0.5:-0.5]
 set style fill solid 1 noborder
 set arrow 1 from 80,STATS_records-0.5 to 80,-0.6 nohead front dt (6,4) lw 1.5 lc rgb "#333333"
@@ -33,5 +33,5 @@ plot for [i=1:5] work."/rows" using (0):0:(left(i)):(left(i)+column(i+1)):($0-0.
          with boxxyerror fs solid lc rgb color(i) notitle, \
      for [i=1:4] "" using (middle(i)):0:(inside(i)) with labels center tc rgb word("white black black white", i) \
          notitle, \
-     "" using (200):0:7 with labels right tc rgb "#333333" notitle, \
-     "" using (232):0:8 with labels right tc rgb "#333333" notitle
+     "" using (215):0:7 with labels right tc rgb "#333333" notitle, \
+     "" using (255):0:8 with labels right tc rgb "#333333" notitle
