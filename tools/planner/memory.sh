@@ -52,8 +52,8 @@ case ${1-} in
     }
     small="--model llama3-8b --batch 512K" large="--model llama3-70b --batch 4M --gpus 64"
     {
-        says "ZeRO-3)" $small --gpus 64 --explain dp=64,zero=3
-        says "ZeRO-3)" $large --explain dp=64,zero=3,recompute=full
+        says "ZeRO-3)" $small --gpus 64 --tp 1 --cp 1 --pp 1 --zero 3 --explain best
+        says "ZeRO-3)" $large --tp 1 --cp 1 --pp 1 --zero 3 --explain best
         for question in "$small --gpus 64" "$small --gpus 512" "$large"; do
             says "$(grid $question)" $question --explain best
         done
