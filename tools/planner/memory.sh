@@ -54,7 +54,8 @@ case ${1-} in
     {
         says "ZeRO-3)" $small --gpus 64 --tp 1 --cp 1 --pp 1 --zero 3 --explain best
         says "ZeRO-3)" $large --tp 1 --cp 1 --pp 1 --zero 3 --explain best
-        for question in "$small --gpus 64" "$small --gpus 512" "$large"; do
+        "$plan" $small --gpus 64 --explain best | awk '/^  total .* s  / {printf "no faster (%.2f s)\n", $2}'
+        for question in "$small --gpus 512" "$large"; do
             says "$(grid $question)" $question --explain best
         done
         "$plan" $small --gpus 64 | tr '\n' ' ' |
