@@ -223,7 +223,7 @@ static void a_letter_is_as_long_as_asked(void **state)
     static const char *scales[] = {"20", "1e-3", NULL};
 
     for (const char **scale = scales; *scale; scale++) {
-        Result r = run(CPU " " SHAPE " --data %s --steps 1 --quiet --pretend 0.05,1,20 --threads 1 --timeline %sms",
+        Result r = run(CPU " " SHAPE " --data %s --steps 1 --pretend 5,1,20 --threads 1 --timeline %sms",
                        tokens(), *scale);
         assert_int_equal(r.status, 0);
         const char *lane = strstr(r.out, "rank 0  compute   ") + 18;
