@@ -54,11 +54,11 @@ case ${1-} in
     {
         says "ZeRO-3)" $small --gpus 64 --tp 1 --cp 1 --pp 1 --zero 3 --explain best
         says "ZeRO-3)" $large --tp 1 --cp 1 --pp 1 --zero 3 --explain best
-        for choice in pp=8,dp=8,zero=0,chunks=4 tp=8,dp=8,zero=0,micro-batch=8; do
-            "$plan" $small --gpus 64 --explain $choice | awk '/^  total .* s  / {printf "the step takes %.2f s\n", $2}'
-        done
-        for choice in best dp=64,zero=1,recompute=selective; do
-            "$plan" $small --gpus 64 --explain $choice | awk '/^  total .* s  / {printf "take %.2f s. But ZeRO\n", $2}'
+        for choice in "interleaved chunks takes:pp=8,dp=8,zero=0,chunks=4" "is as fast:best" \
+            "8 sequences at a time:tp=8,dp=8,zero=0,micro-batch=8" \
+            "some recomputation:dp=64,zero=1,recompute=selective"; do
+            "$plan" $small --gpus 64 --explain "${choice#*:}" | awk -v words="${choice%:*}" '
+                /^  total .* s  / {printf words ~ /fast/ ? "%s (%.2f s)\n" : "%s %.2f s\n", words, $2}'
         done
         for question in "$small --gpus 512" "$large"; do
             says "$(grid $question)" $question --explain best
