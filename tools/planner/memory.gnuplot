@@ -1,5 +1,5 @@
 # What a GPU stores with each technique (memory.sh). rows: name, GB of parameters, gradients, optimizer states,
-# activations and buffers, GB in all, seconds of a step.
+# activations and buffers, GB in all, seconds of a step. room: GB that fit.
 stats work."/rows" using 2 nooutput
 set terminal svg size 960,82+34*STATS_records enhanced font "sans-serif,14" background "white"
 set output svg
@@ -18,14 +18,14 @@ do for [i=1:5] {
         at screen x+0.02,0.95 tc rgb "#333333"
 }
 set label 6 "GB per GPU" at 80,STATS_records+1 center tc rgb "#333333"
-set label 7 "an H100 has room for 81 GB" at 81.2,-0.9 center tc rgb "#333333"
+set label 7 sprintf("an H100 has room for %.0f GB", room) at room,-0.9 center tc rgb "#333333"
 set label 10 "chapter" at -2,-0.85 right tc rgb "#333333"
 set label 8 "in all" at 215,-0.85 right tc rgb "#333333"
 set label 9 "a step takes" at 255,-0.85 right tc rgb "#333333"
 set xrange [0:256]
 set yrange [STATS_records-0.5:-0.5]
 set style fill solid 1 noborder
-set arrow 1 from 81.2,STATS_records-0.5 to 81.2,-0.5 nohead front dt (6,4) lw 1.5 lc rgb "#333333"
+set arrow 1 from room,STATS_records-0.5 to room,-0.5 nohead front dt (6,4) lw 1.5 lc rgb "#333333"
 left(i) = i == 1 ? 0 : sum [k=1:i-1] column(k+1)
 inside(i) = column(i+1) < 4 ? "" : sprintf("%.0f", column(i+1))
 middle(i) = left(i) + (column(i+1) < 80 ? column(i+1)/2 : 22)

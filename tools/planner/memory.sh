@@ -1,5 +1,5 @@
 #!/bin/sh
-# Draws what the first page asks: what four techniques, alone and together, make of the 144 GB of Llama 3 8B on 64 GPUs.
+# Draws what the first page asks: what each technique makes of the 144 GB of Llama 3 8B on 64 GPUs.
 #   memory.sh            draws memory.svg (needs gnuplot)
 #   memory.sh --check    fails if memory.svg lacks a number that the planner says now, or the first page one of these
 set -eu
@@ -24,6 +24,7 @@ row() {
 }
 
 row 03 "data parallelism" dp=64,zero=0
+room=$(awk '/^  total .* fit$/ {print $(NF - 1) * 2 ^ 30 / 1e9}' "$work/explained")      # GB
 row 04 "ZeRO-1" dp=64,zero=1
 row 04 "ZeRO-3" dp=64,zero=3
 row 06 "pipeline, over 8 GPUs" pp=8,dp=8,zero=0
@@ -36,35 +37,34 @@ case ${1-} in
         grep -qF -- ">$label<" "$svg" ||
             { echo "$svg: does not say \"$label\"; \"tools/workshop/figures.sh planner\" renews it"; exit 1; }
     done
-    # says WORDS OPTION...: the seconds of a step, and WORDS.
+    # says WORDS OPTION...: WORDS, in which the seconds of a step and of its bubble stand for @ and BUBBLE.
     says() {
         words=$1
         shift
-        "$plan" "$@" | awk -v words="$words" '/^  total .* s  / {
-            printf $2 < 10 ? "%.2f s (%s" : "%.0f s (%s", $2, words; print ""}'
-    }
-    # grid: what the best grid splits, as the first page says it.
-    grid() {
-        "$plan" "$@" --explain best | awk -F '[=,]' '
-            function over(n, what) {return n > 1 ? what " over " n ", " : ""}
-            /^tp=/ {print over($2, "tensor parallelism") over($4, "context parallelism") over($6, "a pipeline") \
-                "ZeRO-" ($0 ~ /zero=1/ ? 1 : "other")}'
+        "$plan" "$@" | awk -v words="$words" '
+            /^  bubble .* s  / {sub("BUBBLE", sprintf("%.1f", $2), words)}
+            /^  total .* s  / {sub("@", sprintf($2 < 10 ? "%.2f s" : "%.0f s", $2), words); print words}'
     }
     small="--model llama3-8b --batch 512K" large="--model llama3-70b --batch 4M --gpus 64"
+    alone="--tp 1 --cp 1 --pp 1 --zero 3 --explain best"
+    both="@ (tensor parallelism over 8, a pipeline over 2, ZeRO-1"
     {
-        says "ZeRO-3)" $small --gpus 64 --tp 1 --cp 1 --pp 1 --zero 3 --explain best
-        says "ZeRO-3)" $large --tp 1 --cp 1 --pp 1 --zero 3 --explain best
-        for choice in "finds takes:dp=64,zero=1,recompute=selective" "interleaved chunks:pp=8,dp=8,zero=0,chunks=4" \
-            "8 sequences at a time takes:tp=8,dp=8,zero=0,micro-batch=8"; do
-            "$plan" $small --gpus 64 --explain "${choice#*:}" |
-                awk -v words="${choice%:*}" '/^  total .* s  / {printf "%s %.2f s\n", words, $2}'
+        says "@ (ZeRO-3)" $small --gpus 64 $alone
+        says "@ (ZeRO-3)" $large $alone
+        for grid in best tp=8,pp=2,zero=1,chunks=16; do         # the page names the best grid
+            says "$both" $small --gpus 512 --explain $grid
         done
+        for grid in best tp=8,pp=2,zero=1; do
+            says "$both" $large --explain $grid
+        done
+        says "finds takes @: ZeRO-1" $small --gpus 64 --explain dp=64,zero=1,recompute=selective
         "$plan" $small --gpus 64 | awk -F '|' 'NF == 3 && $2 ~ /[0-9] *$/ {
             n = split($2, column, " "); least = !least || column[n] < least ? column[n] : least}
             END {printf "finds takes %.2f s\n", least}'
-        for question in "$small --gpus 512" "$large"; do
-            says "$(grid $question)" $question --explain best
-        done
+        says "8 sequences at a time takes @" $small --gpus 64 --explain tp=8,dp=8,zero=0,micro-batch=8
+        says "interleaved chunks @" $small --gpus 64 --explain pp=8,dp=8,zero=0,chunks=4
+        says "in all BUBBLE of @" $small --gpus 64 --explain pp=8,dp=8,zero=0
+        echo "room for $(printf %.0f "$room") GB"
         "$plan" $small --gpus 64 | tr '\n' ' ' |
             sed -E 's/.*(by less than [0-9.]+%), (nine in ten by less than [0-9.]+%).*/\1, and \2/'
         echo
@@ -74,5 +74,5 @@ case ${1-} in
     } | while read -r words; do
         tr -s '\n ' ' ' <README.md | grep -qF -- "$words" || { echo "README.md: does not say \"$words\""; exit 1; }
     done ;;
-*) gnuplot -e "work='$work'; svg='$svg'" tools/planner/memory.gnuplot && echo "drew $svg" ;;
+*) gnuplot -e "work='$work'; svg='$svg'; room=$room" tools/planner/memory.gnuplot && echo "drew $svg" ;;
 esac
